@@ -1,0 +1,265 @@
+"""`RopeConfig`: what to compute, with ggml's names; frozen, hashable, JSON both ways. No devices, no arrays."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from numbers import Integral, Real
+from typing import Any, Literal
+
+from .errors import ConfigError
+
+Mode = Literal["normal", "neox", "mrope", "imrope", "vision"]
+Angles = Literal["exact", "ggml"]
+
+#: Mode name to ggml's integer (GGML_ROPE_TYPE_*; 0 is called NORMAL).
+GGML_MODES: dict[str, int] = {"normal": 0, "neox": 2, "mrope": 8, "vision": 24, "imrope": 40}
+_MODE_OF_GGML = {v: k for k, v in GGML_MODES.items()}
+#: Modes whose positions have one row an axis (t, h, w, e) and whose pairs are divided into sections.
+SECTION_MODES = frozenset({"mrope", "imrope", "vision"})
+#: Names that other projects give to the two pairings; used in error messages only, a guess is never taken.
+_OTHER_NAMES = {
+    "norm": "normal", "interleaved": "normal", "interleave": "normal", "gptj": "normal", "gpt_j": "normal",
+    "gpt-j": "normal", "traditional": "normal", "half": "neox", "gptneox": "neox", "gpt_neox": "neox",
+    "gpt-neox": "neox", "rotate_half": "neox", "m-rope": "mrope", "multi": "mrope",
+}  # fmt: skip
+
+
+def parse_mode(mode: object) -> Mode:
+    """Return the mode's name for a name or one of ggml's integers (0, 2, 8, 24, 40); raise `ConfigError` otherwise."""
+    if isinstance(mode, str):
+        if mode in GGML_MODES:
+            return mode  # type: ignore[return-value]
+        hint = _OTHER_NAMES.get(mode.lower())
+        hint = f"; what others call {mode!r} is {hint!r} here" if hint else ""
+        raise ConfigError(f"mode: got {mode!r}, allowed are {_modes_text()}{hint}")
+    if isinstance(mode, Integral) and not isinstance(mode, bool):
+        if int(mode) in _MODE_OF_GGML:
+            return _MODE_OF_GGML[int(mode)]  # type: ignore[return-value]
+        raise ConfigError(f"mode: got {int(mode)}, allowed are {_modes_text()}")
+    raise ConfigError(f"mode: got {mode!r} of type {type(mode).__name__}, allowed are {_modes_text()}")
+
+
+def _modes_text() -> str:
+    return ", ".join(f"{name!r} (ggml {number})" for name, number in GGML_MODES.items())
+
+
+def _real(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ConfigError(f"{name}: got {value!r} of type {type(value).__name__}, a real number is needed")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ConfigError(f"{name}: got {number}, it must be finite")
+    return number
+
+
+def _positive(name: str, value: object) -> float:
+    number = _real(name, value)
+    if number <= 0:
+        raise ConfigError(f"{name}: got {number}, it must be greater than 0")
+    return number
+
+
+def _integer(name: str, value: object, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ConfigError(f"{name}: got {value!r} of type {type(value).__name__}, an integer is needed")
+    if int(value) < least:
+        raise ConfigError(f"{name}: got {int(value)}, the least allowed is {least}")
+    return int(value)
+
+
+def _sequence(name: str, value: object) -> list[Any]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise ConfigError(f"{name}: got {value!r} of type {type(value).__name__}, a sequence of numbers is needed")
+    return list(value)
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """What to compute. Names, defaults and meaning are those of `ggml_rope_ext` / `ggml_rope_multi`.
+
+    mode:         'normal', 'neox', 'mrope', 'imrope', 'vision', or ggml's integer 0, 2, 8, 40, 24. No default, because
+                  a wrong pairing gives fluent garbage.
+    n_dims:       rotated elements of each head (even); the rest is copied. None: the whole head (half of it for
+                  'vision', where ggml's n_dims counts pairs). At most head_dim, which is checked when a tensor comes.
+    freq_base:    base of the geometric series of frequencies, `omega[i] = freq_base ** (-2 i / n_dims)`.
+    freq_scale:   factor on the angle (linear scaling by 1/factor), the interpolated side of YaRN.
+    ext_factor:   0: no YaRN. Otherwise weight of YaRN's ramp between interpolated and extrapolated angles; then the
+                  magnitude also gets the factor `1 + 0.1 ln(1/freq_scale)`.
+    attn_factor:  factor on cos and sin (never on the part that is not rotated).
+    beta_fast, beta_slow: rotations over `n_ctx_orig` positions at which the ramp begins and ends.
+    n_ctx_orig:   context length the model was trained with; used by YaRN only.
+    freq_factors: None, or one divisor of the angle per pair.
+    sections:     pairs driven by the position rows t, h, w, e (section modes only; three numbers mean e = 0).
+    n_offs:       even offset of the rotated window in the head (not for 'vision').
+    angles:       'exact' (64-bit phases) or 'ggml' (its repeated float32 multiplication, bit for bit).
+
+    Raises `ConfigError` naming the field, what came and what is allowed.
+    """
+
+    mode: Mode
+    n_dims: int | None = None
+    freq_base: float = 10000.0
+    freq_scale: float = 1.0
+    ext_factor: float = 0.0
+    attn_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    n_ctx_orig: int = 0
+    freq_factors: tuple[float, ...] | None = None
+    sections: tuple[int, int, int, int] | None = None
+    n_offs: int = 0
+    angles: Angles = "exact"
+
+    def __post_init__(self) -> None:
+        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 - frozen dataclass
+        put("mode", parse_mode(self.mode))
+        if self.n_dims is not None:
+            put("n_dims", _integer("n_dims", self.n_dims, 2))
+            if self.n_dims % 2:
+                raise ConfigError(f"n_dims: got {self.n_dims}, it must be even (elements are rotated in pairs)")
+        put("freq_base", _positive("freq_base", self.freq_base))
+        put("freq_scale", _positive("freq_scale", self.freq_scale))
+        put("ext_factor", _real("ext_factor", self.ext_factor))
+        put("attn_factor", _real("attn_factor", self.attn_factor))
+        put("beta_fast", _real("beta_fast", self.beta_fast))
+        put("beta_slow", _real("beta_slow", self.beta_slow))
+        put("n_ctx_orig", _integer("n_ctx_orig", self.n_ctx_orig, 0))
+        if self.ext_factor != 0:
+            # ggml answers these with non-finite angles.
+            put("beta_fast", _positive("beta_fast (with ext_factor other than 0)", self.beta_fast))
+            put("beta_slow", _positive("beta_slow (with ext_factor other than 0)", self.beta_slow))
+            if self.freq_base == 1:
+                raise ConfigError("freq_base: got 1.0, YaRN's ramp (ext_factor other than 0) is undefined there")
+        if self.freq_factors is not None:
+            given = _sequence("freq_factors", self.freq_factors)
+            factors = tuple(_real(f"freq_factors[{i}]", f) for i, f in enumerate(given))
+            for i, factor in enumerate(factors):
+                if factor == 0:
+                    raise ConfigError(f"freq_factors[{i}]: got 0, angles are divided by it")
+            put("freq_factors", factors)
+            if self.n_dims is not None:
+                self._check_factor_count(self.n_pairs(None))
+        put("n_offs", _integer("n_offs", self.n_offs, 0))
+        if self.n_offs % 2:
+            raise ConfigError(f"n_offs: got {self.n_offs}, it must be even")
+        if self.n_offs and self.mode == "vision":
+            raise ConfigError(f"n_offs: got {self.n_offs}, mode 'vision' rotates the whole head and allows only 0")
+        self._check_sections()
+        if self.angles not in ("exact", "ggml"):
+            raise ConfigError(f"angles: got {self.angles!r}, allowed are 'exact', 'ggml'")
+
+    def _check_sections(self) -> None:
+        if self.sections is None:
+            if self.mode in SECTION_MODES:
+                raise ConfigError(f"sections: mode {self.mode!r} needs them, (t, h, w) or (t, h, w, e) counts of pairs")
+            return
+        counts = [_integer(f"sections[{i}]", s, 0) for i, s in enumerate(_sequence("sections", self.sections))]
+        if len(counts) not in (3, 4):
+            raise ConfigError(f"sections: got {len(counts)} numbers, allowed are 3 (t, h, w) or 4 (t, h, w, e)")
+        counts += [0] * (4 - len(counts))
+        if self.mode not in SECTION_MODES:
+            if any(counts):
+                raise ConfigError(f"sections: got {tuple(counts)}, mode {self.mode!r} has no sections")
+            object.__setattr__(self, "sections", None)
+            return
+        if not any(counts[:3]):
+            raise ConfigError(f"sections: got {tuple(counts)}, one of t, h, w must be greater than 0")
+        object.__setattr__(self, "sections", tuple(counts))
+
+    def _check_factor_count(self, pairs: int) -> None:
+        if self.freq_factors is not None and len(self.freq_factors) < pairs:
+            raise ConfigError(f"freq_factors: got {len(self.freq_factors)}, one per pair is needed: {pairs}")
+
+    @property
+    def ggml_mode(self) -> int:
+        """The mode as ggml's integer."""
+        return GGML_MODES[self.mode]
+
+    @property
+    def uses_sections(self) -> bool:
+        """Whether positions have one row per axis (t, h, w, e)."""
+        return self.mode in SECTION_MODES
+
+    def n_pairs(self, head_dim: int | None) -> int:
+        """Number of rotated pairs of one head of `head_dim` elements (None allowed if n_dims is set)."""
+        n_dims = self.n_dims
+        if n_dims is None:
+            if head_dim is None:
+                raise ConfigError("n_dims: not set, and no tensor or head_dim given to take it from")
+            n_dims = head_dim // 2 if self.mode == "vision" else head_dim
+        return n_dims if self.mode == "vision" else n_dims // 2
+
+    def for_head_dim(self, head_dim: int) -> RopeConfig:
+        """Return this configuration with n_dims filled in and checked against a head of `head_dim` elements."""
+        n_dims = self.n_dims
+        if self.mode == "vision":
+            if head_dim % 4 or head_dim < 4:
+                raise ConfigError(f"head_dim: got {head_dim}, mode 'vision' needs a positive multiple of 4")
+            if n_dims is not None and n_dims != head_dim // 2:
+                raise ConfigError(
+                    f"n_dims: got {n_dims}, mode 'vision' needs head_dim / 2 = {head_dim // 2} (the whole head)"
+                )
+            config = replace(self, n_dims=head_dim // 2)
+        elif n_dims is None:
+            room = head_dim - self.n_offs
+            if room % 2 or room < 2:
+                raise ConfigError(f"n_dims: not given, and head_dim - n_offs = {room} is not a positive even number")
+            config = replace(self, n_dims=room)
+        else:
+            config = self
+            if self.n_offs + n_dims > head_dim:
+                what = f"n_offs + n_dims: got {self.n_offs} + {n_dims}" if self.n_offs else f"n_dims: got {n_dims}"
+                raise ConfigError(f"{what}, at most head_dim = {head_dim} is allowed")
+        config._check_factor_count(config.n_pairs(head_dim))
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary of every field; `from_dict` reads it back to an equal configuration."""
+        out: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            out[field.name] = list(value) if isinstance(value, tuple) else value
+        return out
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RopeConfig:
+        """Build a configuration from `to_dict`'s form; unknown or missing keys raise `ConfigError`."""
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"config: got {type(data).__name__}, a mapping of field names is needed")
+        known = [f.name for f in fields(cls)]
+        unknown = sorted(set(data) - set(known))
+        if unknown:
+            raise ConfigError(f"config: unknown key {unknown[0]!r}, known are {', '.join(known)}")
+        if "mode" not in data:
+            raise ConfigError(f"mode: missing, it has no default; allowed are {_modes_text()}")
+        return cls(**data)
+
+    @classmethod
+    def from_hf(
+        cls,
+        source: str | os.PathLike[str] | Mapping[str, Any],
+        seq_len: int | None = None,
+        *,
+        layer_type: str | None = None,
+    ) -> RopeConfig:
+        """Read a Hugging Face configuration (a `config.json`, its folder, or the dictionary); see `clrope.io.hf`."""
+        from .io.hf import config_from_hf
+
+        return config_from_hf(source, seq_len, layer_type=layer_type)
+
+    @classmethod
+    def from_gguf(cls, path: str | os.PathLike[str], *, mode: str | int | None = None) -> RopeConfig:
+        """Read a GGUF model file; `mode` is needed for architectures not in `clrope.io.gguf`'s table."""
+        from .io.gguf import config_from_gguf
+
+        return config_from_gguf(path, mode=mode)
+
+    @classmethod
+    def preset(cls, name: str) -> RopeConfig:
+        """Return the configuration of a well-known model; `clrope.io.presets.names()` lists them."""
+        from .io.presets import preset
+
+        return preset(name)

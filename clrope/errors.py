@@ -1,0 +1,40 @@
+"""The one family of errors: everything this package raises on purpose derives from `RopeError`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+
+class RopeError(Exception):
+    """Base of every error of this package."""
+
+
+class ConfigError(RopeError, ValueError):
+    """A configuration is not one that RoPE is defined for; the message names the field."""
+
+
+class ShapeError(RopeError, ValueError):
+    """An array, a position vector or an output does not fit; the message names the argument."""
+
+
+class DeviceError(RopeError):
+    """No device fits the request, or a device failed; the message lists what was tried."""
+
+
+class BuildError(RopeError):
+    """A kernel did not build.
+
+    Attributes: `device` (name), `options` (as given to the compiler), `log` (the compiler's), `source_path` (a file
+    with the exact source that failed, so that it can be fed to another compiler).
+    """
+
+    def __init__(self, device: str, options: Iterable[str], log: str, source_path: str | os.PathLike[str]) -> None:
+        self.device = device
+        self.options = tuple(options)
+        self.log = log
+        self.source_path = os.fspath(source_path)
+        super().__init__(
+            f"kernel build failed on {device}\n  options: {' '.join(self.options) or '(none)'}\n"
+            f"  source:  {self.source_path}\n  log:\n{log.strip() or '(empty)'}"
+        )
