@@ -1,3 +1,40 @@
-"""Rotary position embedding (RoPE) as OpenCL C kernels: right, fast, and the same bits on any OpenCL device."""
+"""Rotary position embedding (RoPE) as OpenCL C kernels: right, fast, and the same bits on any OpenCL device.
+
+    import clrope
+    y = clrope.rope(x, positions, mode="neox", n_dims=128, freq_base=5e5)
+
+Importing this starts no device.
+"""
+
+from __future__ import annotations
+
+from . import errors, layout, reference
+from .api import rope
+from .compare import Comparison, compare
+from .config import RopeConfig
+from .device import DeviceInfo, device, devices
+from .errors import BuildError, ConfigError, DeviceError, RopeError, ShapeError
+from .layout import TensorView
+from .operation import Rope
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "BuildError",
+    "Comparison",
+    "ConfigError",
+    "DeviceError",
+    "DeviceInfo",
+    "Rope",
+    "RopeConfig",
+    "RopeError",
+    "ShapeError",
+    "TensorView",
+    "compare",
+    "device",
+    "devices",
+    "errors",
+    "layout",
+    "reference",
+    "rope",
+]

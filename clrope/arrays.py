@@ -1,0 +1,225 @@
+"""The kinds of array a caller may hand in: NumPy, PyOpenCL, torch CPU tensors, anything with the buffer protocol.
+
+An `Operand` is such an array seen from this package: its layout, and either a NumPy view of its memory or a buffer.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import ShapeError
+from .layout import DTYPES, TensorView, dtype_name, parse_layout
+
+Kind = Literal["numpy", "torch", "opencl"]
+
+
+@dataclass(eq=False)
+class Operand:
+    """One tensor of a call.
+
+    original: what the caller gave (or what was made for the result); returned as it is.
+    view:     canonical layout; for host memory the offset is 0 at element [0, 0, 0, 0].
+    host:     NumPy array of the same memory (host kinds).
+    array:    `pyopencl.array.Array` (kind 'opencl').
+    layout:   the letters of the caller's axes.
+    """
+
+    original: Any
+    kind: Kind
+    view: TensorView
+    layout: str
+    host: npt.NDArray[Any] | None = None
+    array: Any = None
+
+    @property
+    def address(self) -> int:
+        """Address of element [0, 0, 0, 0] in host memory."""
+        assert self.host is not None
+        return int(self.host.__array_interface__["data"][0])
+
+
+def is_opencl_array(x: object) -> bool:
+    """Whether x is a `pyopencl.array.Array`; imports nothing."""
+    module = sys.modules.get("pyopencl.array")
+    return module is not None and isinstance(x, module.Array)
+
+
+def _is_torch(x: object) -> bool:
+    module = sys.modules.get("torch")
+    return module is not None and isinstance(x, module.Tensor)
+
+
+def operand(x: Any, layout: str, argument: str = "x", *, writable: bool = False) -> Operand:
+    """Describe a caller's array; raise `ShapeError` naming the argument for what cannot be used."""
+    if is_opencl_array(x):
+        offset, rest = divmod(int(x.offset), DTYPES[dtype_name(x.dtype, argument)].itemsize)
+        if rest:
+            raise ShapeError(f"{argument}: the array's offset {x.offset} is no multiple of its element size")
+        letters = parse_layout(layout, len(x.shape), argument)
+        return Operand(x, "opencl", TensorView.of_array(x, layout, offset, argument), letters, array=x)
+    if _is_torch(x):
+        host, kind = _torch_memory(x, argument), "torch"
+    else:
+        host, kind = _host_memory(x, argument), "numpy"
+    letters = parse_layout(layout, host.ndim, argument)
+    dtype_name(host.dtype, argument)
+    if not host.flags.aligned:
+        raise ShapeError(f"{argument}: its memory is not aligned to its element size, OpenCL kernels need that")
+    if writable and not host.flags.writeable:
+        raise ShapeError(f"{argument}: the array is read-only")
+    view = TensorView.of_array(host, layout, 0, argument)
+    return Operand(x, "torch" if kind == "torch" else "numpy", view, letters, host=host)
+
+
+def empty_like(x: Operand) -> Operand:
+    """Make a C-order result of the same kind, shape and dtype as x (an OpenCL array on the same queue)."""
+    if x.kind == "opencl":
+        import pyopencl.array as cla
+
+        made: Any = cla.Array(
+            x.array.queue or x.array.context, x.array.shape, x.array.dtype, allocator=x.array.allocator
+        )
+        return operand(made, x.layout, "out")
+    assert x.host is not None
+    made = np.empty(x.host.shape, x.host.dtype)
+    if x.kind == "torch":
+        import torch
+
+        integers = torch.from_numpy(made.view(np.int16)) if x.view.dtype == "bf16" else None
+        made = torch.from_numpy(made) if integers is None else integers.view(torch.bfloat16)
+    return operand(made, x.layout, "out", writable=True)
+
+
+def check_out(x: Operand, out: Operand) -> bool:
+    """Check an output against its input and return whether it is the same memory (in place).
+
+    Raises `ShapeError` if kind, shape or dtype differ, or if the two overlap in any other way than being the same.
+    """
+    if (x.kind == "opencl") != (out.kind == "opencl"):
+        raise ShapeError(f"out: got {_kind_text(out)} for x in {_kind_text(x)}, both must be on the same side")
+    if x.view.shape != out.view.shape:
+        raise ShapeError(f"out: got shape {_shape(out)}, x has {_shape(x)}")
+    if x.view.dtype != out.view.dtype:
+        raise ShapeError(f"out: got dtype {DTYPES[out.view.dtype]}, x has {DTYPES[x.view.dtype]}")
+    if out.view.overlaps_itself:
+        raise ShapeError(
+            f"out: elements share memory (strides {list(out.view.strides)}), each needs a place of its own"
+        )
+    if out.view.size == 0 or not _may_share(x, out):
+        return False
+    if x.view.strides == out.view.strides and _start(x) == _start(out):
+        return True
+    if _share(x, out):
+        raise ShapeError("out: overlaps x; allowed are x itself, the same view of its memory, or memory apart")
+    return False
+
+
+def _shape(x: Operand) -> list[int]:
+    return list(x.array.shape if x.kind == "opencl" else x.original.shape)
+
+
+def _kind_text(x: Operand) -> str:
+    return "an OpenCL array" if x.kind == "opencl" else "host memory"
+
+
+def _start(x: Operand) -> int:
+    if x.kind == "opencl":
+        return x.view.offset * x.view.itemsize
+    return x.address
+
+
+def _may_share(x: Operand, out: Operand) -> bool:
+    if x.kind == "opencl":
+        return bool(x.array.base_data.int_ptr == out.array.base_data.int_ptr)
+    return True
+
+
+def _share(x: Operand, out: Operand) -> bool:
+    return shares_memory(
+        x.view.moved(_start(x) // x.view.itemsize - x.view.offset),
+        out.view.moved(_start(out) // out.view.itemsize - out.view.offset),
+    )
+
+
+def shares_memory(a: TensorView, b: TensorView) -> bool:
+    """Whether two views of one buffer (offsets in elements of the same size) have an element in common.
+
+    Solved exactly by NumPy; where that takes too long, overlapping spans count as overlap.
+    """
+    (a0, a1), (b0, b1) = a.span, b.span
+    if a1 <= b0 or b1 <= a0:
+        return False
+    try:
+        return bool(np.shares_memory(_Place(a).array(), _Place(b).array(), max_work=100_000))
+    except np.exceptions.TooHardError:
+        return True
+
+
+class _Place:
+    """Memory that is only looked at by address: lets NumPy compare views without data."""
+
+    def __init__(self, view: TensorView) -> None:
+        item = view.itemsize
+        base = 1 << 40
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": view.shape,
+            "strides": tuple(step * item for step in view.strides),
+            "typestr": f"|V{item}",
+            "data": (base + view.offset * item, True),
+        }
+
+    def array(self) -> npt.NDArray[Any]:
+        return np.asarray(self)
+
+
+def _host_memory(x: Any, argument: str) -> npt.NDArray[Any]:
+    if isinstance(x, np.ndarray):
+        return x
+    if isinstance(x, (list, tuple, int, float)) or x is None:
+        raise ShapeError(
+            f"{argument}: got {type(x).__name__}, allowed are NumPy and PyOpenCL arrays, torch CPU tensors "
+            "and objects with the buffer protocol"
+        )
+    try:
+        if hasattr(x, "__array_interface__") or _has_buffer(x):
+            return np.asarray(x)
+        if hasattr(x, "__dlpack__"):
+            return np.from_dlpack(x)
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        raise ShapeError(f"{argument}: the memory of {type(x).__name__} cannot be read: {error}") from error
+    raise ShapeError(
+        f"{argument}: got {type(x).__name__}, allowed are NumPy and PyOpenCL arrays, torch CPU tensors "
+        "and objects with the buffer protocol"
+    )
+
+
+def _has_buffer(x: Any) -> bool:
+    try:
+        memoryview(x).release()
+    except TypeError:
+        return False
+    return True
+
+
+def _torch_memory(x: Any, argument: str) -> npt.NDArray[Any]:
+    import torch
+
+    if x.device.type != "cpu":
+        raise ShapeError(
+            f"{argument}: got a torch tensor on {x.device}, only CPU tensors share memory with OpenCL here"
+        )
+    if x.requires_grad:
+        raise ShapeError(
+            f"{argument}: the tensor requires grad; detach it, or use clrope.interop.torch, which differentiates"
+        )
+    if x.dtype == torch.bfloat16:
+        return np.asarray(x.view(torch.int16).numpy()).view(DTYPES["bf16"])
+    if x.is_conj() or x.is_neg():
+        raise ShapeError(f"{argument}: the tensor has a lazy conjugate or negative bit, resolve it first")
+    return np.asarray(x.numpy())

@@ -1,0 +1,89 @@
+"""Is a device healthy? A child process builds and runs small kernels there; the answer is remembered."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from . import child, probe, store
+from .info import Cause, Health, cpu_model
+
+#: A failure may have been of the moment (no memory, a busy machine), so it is asked again after this time.
+FAILURE_KEPT_S = 3600.0
+
+HIDDEN_HINT = (
+    "call clrope.devices() before anything else asks OpenCL for its platforms in this process "
+    "(the OpenCL loader looks for drivers only once)"
+)
+_HINTS: dict[str, str] = {
+    "build": "update or reinstall the driver; another one can be had by `pip install pocl-binary-distribution`, "
+    "`pip install 'clrope[intel]'` or `apt-get install pocl-opencl-icd`",
+    "crash": "update or remove the driver; clrope goes on without it",
+    "timeout": "if the machine was just busy, ask again with refresh=True; CLROPE_PROBE_TIMEOUT sets the seconds",
+    "wrong": "do not trust results of this device; update the driver or use another one",
+    "hidden": HIDDEN_HINT,
+    "error": "update or reinstall the driver",
+}
+_POCL_HINT = (
+    "this PoCL is older than the CPU: `pip install 'clrope[intel]'` or `apt-get install pocl-opencl-icd`; "
+    "CLROPE_POCL_CPU=<name> tries another CPU name"
+)
+
+
+def failure(cause: str, reason: str) -> Health:
+    """Return the unhealthy state for a cause, with its hint."""
+    known: Cause = cause if cause in _HINTS else "error"  # type: ignore[assignment]
+    hint = _POCL_HINT if "unknown target CPU" in reason else _HINTS[known]
+    return Health("unhealthy", known, reason, hint)
+
+
+def key(device_id: list[str], version: str, platform_version: str, driver: list[Any], pocl_cpu: str) -> str:
+    """Return the key a result is remembered under: device, driver file, CPU, PoCL's CPU name, and the probe itself."""
+    sources = probe.BASIC_SOURCE + probe.COPY_SOURCE
+    parts = [*device_id, version, platform_version, driver, cpu_model(), pocl_cpu, sources]
+    return f"{device_id[1]} {hashlib.sha256(repr(parts).encode()).hexdigest()[:20]}"
+
+
+def remembered(key: str) -> Health | None:
+    """Return what is remembered under the key."""
+    entry = store.get("health", key)
+    try:
+        health = Health(**entry["health"]) if entry else None
+    except (TypeError, KeyError):
+        return None
+    return health if health and health.status in ("ok", "unhealthy") else None
+
+
+def examine(
+    key: str,
+    device_id: list[str],
+    ordinal: int,
+    environment: dict[str, str | None],
+    pyopencl_home: str | None,
+    pocl_cpu: str,
+    *,
+    refresh: bool = False,
+) -> Health:
+    """Return the device's health: remembered, or found out by a probe in a child process (1 to 2 seconds)."""
+    known = None if refresh else remembered(key)
+    if known:
+        return known
+    job = {
+        "job": "probe", "id": device_id, "ordinal": ordinal, "rate": True,
+        "pocl_cpu": pocl_cpu, "pyopencl_home": pyopencl_home,
+    }  # fmt: skip
+    result = child.run(job, environment)
+    if result.outcome == "unavailable":
+        return Health("unknown", "", f"not probed: {result.reason}")
+    if result.outcome == "ok" and not result.answer["cause"]:
+        health = Health("ok", copy_gbs=result.answer["copy_gbs"])
+    elif result.outcome == "ok":
+        health = failure(result.answer["cause"], result.answer["reason"])
+    else:
+        health = failure(result.outcome, result.reason)
+    store.put("health", key, {"health": _plain(health)}, keep_s=None if health.ok else FAILURE_KEPT_S)
+    return health
+
+
+def _plain(health: Health) -> dict[str, Any]:
+    return {name: getattr(health, name) for name in health.__dataclass_fields__}

@@ -1,0 +1,263 @@
+"""Which OpenCL drivers (ICDs) the loader will see, and making pip-installed ones visible without hiding others.
+
+The loader reads, once, at the first platform query: a directory of `.icd` files (`OCL_ICD_VENDORS` or
+`OPENCL_VENDOR_PATH` if set, else a path compiled in) and, if it is the one inside PyOpenCL's wheel, also
+`$PYOPENCL_HOME/.libs/*.icd`. Intel's pip package brings an `.icd` file whose path is a placeholder, so nothing reads
+it. Where that runtime is found, a directory of our own, holding every `.icd` of the system's directory and one for
+Intel's library, takes the place of the system's for the first query of this process; nothing on the system changes,
+and a user's own variable is left alone. The same mechanism leaves out a driver that crashes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import glob
+import hashlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from . import procmem, store
+
+Origin = Literal["system", "wheel", "pip", "user"]
+
+#: Variables by which a user names the drivers; if one is set, this module changes nothing.
+USER_VARIABLES = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH")
+#: Variables that change what a driver shows; part of the key under which an enumeration is remembered.
+_RELEVANT = re.compile(
+    r"(POCL|OCL|OPENCL|RUSTICL|MESA|LIBGL|NVIDIA|CUDA|ROCR|HIP|HSA|GPU|ZE|ONEAPI|SYCL|CL)_|LD_LIBRARY_PATH$|LD_PRELOAD$|"
+    r"CLROPE_TEST_"
+)
+
+
+@dataclass(frozen=True)
+class Icd:
+    """One driver as the loader would load it: the file that names it, the library, and where it was found."""
+
+    path: str
+    library: str
+    origin: Origin
+
+    @property
+    def name(self) -> str:
+        """Short name for messages."""
+        return f"{os.path.basename(self.path)} ({self.library})"
+
+    def stamp(self) -> list[Any]:
+        """Return what identifies this state of the files."""
+        return [self.path, self.library, *_stat(self.path), *_stat(self.library)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The drivers to be loaded, and the environment that makes the loader load just these."""
+
+    loader: str
+    icds: tuple[Icd, ...]
+    #: False where the user's own variable decides.
+    controlled: bool = True
+    #: Whether our own directory is needed (a pip-installed driver, or one to leave out).
+    own_directory: bool = False
+    #: Whether the wheel's own `.libs` must not be read (one of its drivers is left out).
+    without_wheel: bool = False
+    #: Drivers that are installed and will not be loaded, because the user's variable decides.
+    passed_over: tuple[Icd, ...] = ()
+
+    def without(self, paths: set[str]) -> Plan:
+        """Return the plan that leaves out the drivers named by these `.icd` files."""
+        gone = [icd for icd in self.icds if icd.path in paths]
+        if not gone:
+            return self
+        return replace(
+            self,
+            icds=tuple(icd for icd in self.icds if icd.path not in paths),
+            own_directory=True,
+            without_wheel=self.without_wheel or any(icd.origin == "wheel" for icd in gone),
+        )
+
+    def only(self, icd: Icd) -> Plan:
+        """Return the plan that loads this driver alone."""
+        return replace(self, icds=(icd,), own_directory=True, without_wheel=True)
+
+    def environment(self) -> dict[str, str | None]:
+        """Return the changes to the environment (None: remove) under which the loader follows this plan."""
+        if not self.own_directory:
+            return {}
+        listed = [icd for icd in self.icds if icd.origin != "wheel" or self.without_wheel]
+        return {"OCL_ICD_VENDORS": str(_directory(listed)), "OPENCL_VENDOR_PATH": None}
+
+    def pyopencl_home(self) -> str | None:
+        """Return the value `PYOPENCL_HOME` must have at the first query, after PyOpenCL's import; None: as it is."""
+        if not self.without_wheel:
+            return None
+        home = store.cache_dir() / "icd" / "no-wheel"
+        (home / ".libs").mkdir(parents=True, exist_ok=True)
+        return str(home)
+
+    def fingerprint(self) -> str:
+        """Return a key that changes whenever another set of devices may show up."""
+        import pyopencl
+
+        parts: list[Any] = [self.controlled, self.own_directory, self.without_wheel, pyopencl.VERSION_TEXT, self.loader]
+        parts += [icd.stamp() for icd in self.icds]
+        parts += sorted((k, v) for k, v in os.environ.items() if _RELEVANT.match(k))
+        parts += sorted(glob.glob("/dev/dri/*") + glob.glob("/dev/nvidia[0-9]*") + glob.glob("/dev/kfd"))
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def make_plan() -> Plan:
+    """Look for the drivers and decide what has to be done so that the loader sees them all. Imports PyOpenCL."""
+    loader = loader_path()
+    wheel = _icd_files(os.path.dirname(loader), "wheel") if _bundled(loader) else []
+    intel = _pip_intel()
+    variable = next((v for v in USER_VARIABLES if os.environ.get(v)), None)
+    if variable:
+        icds = _user_icds(os.environ[variable])
+        # ocl-icd reads its wheel's drivers only in addition to a directory, not to a single driver.
+        if os.path.isdir(os.environ[variable]):
+            icds += wheel
+        listed = intel is None or any(_same(intel.library, icd.library) for icd in icds)
+        return Plan(loader, tuple(icds), controlled=False, passed_over=() if listed or not intel else (intel,))
+    system = [icd for folder in system_directories(loader) for icd in _icd_files(folder, "system")]
+    # Two copies of Intel's runtime in one process share helper libraries by name: the system's own goes first.
+    if intel and any(os.path.basename(i.library).startswith("libintelocl.so") for i in system):
+        intel = None
+    icds = [*system, *([intel] if intel else []), *wheel]
+    return Plan(loader, tuple(icds), own_directory=intel is not None)
+
+
+@contextlib.contextmanager
+def applied(changes: dict[str, str | None], pyopencl_home: str | None) -> Iterator[None]:
+    """Change the process environment for the first platform query, and put it back."""
+    wanted = dict(changes)
+    if pyopencl_home is not None:
+        wanted["PYOPENCL_HOME"] = pyopencl_home
+    before = {name: os.environ.get(name) for name in wanted}
+    try:
+        _set(wanted)
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def already_started(plan: Plan) -> bool:
+    """Whether platforms were queried in this process before: then a driver's library is loaded already."""
+    loaded = {os.path.basename(path) for _, _, path in procmem.loaded_libraries()}
+    return any(os.path.basename(os.path.realpath(i.library)) in loaded for i in plan.icds if i.library)
+
+
+@functools.cache
+def loader_path() -> str:
+    """Return the path of the libOpenCL that PyOpenCL uses ('' where the system does not tell)."""
+    import pyopencl  # noqa: F401 - its import loads the loader, without a platform query
+
+    return next((p for _, _, p in procmem.loaded_libraries() if os.path.basename(p).startswith("libOpenCL")), "")
+
+
+@functools.cache
+def system_directories(loader: str) -> tuple[str, ...]:
+    """Return the `.icd` directories compiled into the loader; conda's, for instance, has one of its own."""
+    found: list[str] = []
+    with contextlib.suppress(OSError):
+        for match in re.finditer(rb"(/[\x21-\x7e]+/OpenCL/vendors)/?\0", Path(loader).read_bytes()):
+            found.append(match.group(1).decode())
+    return tuple(dict.fromkeys(found)) or ("/etc/OpenCL/vendors",)
+
+
+def _bundled(loader: str) -> bool:
+    import pyopencl
+
+    home = os.path.dirname(os.path.realpath(pyopencl.__file__))
+    return os.path.dirname(os.path.realpath(loader)) == os.path.join(home, ".libs")
+
+
+def _icd_files(folder: str, origin: Origin) -> list[Icd]:
+    out = []
+    for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.icd"))):
+        library = _first_line(path)
+        if not library or "libintelocl_emu" in library:  # Intel's FPGA emulator: another product in the same package
+            continue
+        beside = os.path.join(folder, library)
+        if origin == "wheel" and os.sep not in library and os.path.exists(beside):
+            library = beside  # resolved by the loader's own rpath
+        if os.path.isabs(library) and not os.path.exists(library):
+            continue  # a placeholder, or a driver that is gone
+        out.append(Icd(path, library, origin))
+    return out
+
+
+def _user_icds(value: str) -> list[Icd]:
+    if os.path.isdir(value):
+        return _icd_files(value, "user")
+    if value.endswith(".icd"):
+        return [Icd(value, _first_line(value), "user")]
+    return [Icd(value, value, "user")]
+
+
+def _pip_intel() -> Icd | None:
+    if sys.platform != "linux":
+        return None
+    import site
+
+    prefixes = [sys.prefix, site.getuserbase() if site.ENABLE_USER_SITE else None, sys.exec_prefix, sys.base_prefix]
+    for prefix in prefixes:
+        library = os.path.join(prefix, "lib", "libintelocl.so") if prefix else ""
+        if os.path.exists(library):
+            return Icd(library, library, "pip")
+    return None
+
+
+def _directory(icds: list[Icd]) -> Path:
+    """Return a directory of `.icd` files for these drivers; its name says its content, so it never has to change."""
+    names = [f"{i:02d}-{re.sub(r'[^A-Za-z0-9_.-]', '_', Path(icd.path).stem)}.icd" for i, icd in enumerate(icds)]
+    content = dict(zip(names, (icd.library for icd in icds), strict=True))
+    root = store.cache_dir() / "icd"
+    folder = root / hashlib.sha256(repr(sorted(content.items())).encode()).hexdigest()[:16]
+    if folder.is_dir():
+        return folder
+    root.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=root, prefix="new-"))
+    for name, library in content.items():
+        (temporary / name).write_text(library + "\n", encoding="utf-8")
+    try:
+        temporary.rename(folder)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not folder.is_dir():
+            raise
+    return folder
+
+
+def _first_line(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.readline().strip()
+    except OSError:
+        return ""
+
+
+def _same(a: str, b: str) -> bool:
+    return os.path.realpath(a) == os.path.realpath(b)
+
+
+def _stat(path: str) -> list[int]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return []
+    return [status.st_mtime_ns, status.st_size]

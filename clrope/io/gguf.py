@@ -1,0 +1,296 @@
+"""Reading the RoPE configuration of a GGUF model file, as llama.cpp would apply it.
+
+Keys under `{arch}.rope.`, the head's size, and the tensors `rope_freqs.weight` and `rope_factors_{long,short}.weight`.
+A key under `{arch}.rope.` that is not understood is refused by name. Needs the package `gguf` (extra `models`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..config import SECTION_MODES, Mode, RopeConfig, parse_mode
+from ..errors import ConfigError
+from .gguf_models import (
+    ARCHITECTURES,
+    LOG_MULTIPLIER_AS_IT_IS,
+    LOG_MULTIPLIER_IS_A_TENTH,
+    NO_ROPE,
+    SECTIONS_DECIDE,
+    SLIDING_BASE,
+)
+from .hf_rope import count, positive, real
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_UNDERSTOOD = frozenset(
+    {"dimension_count", "dimension_count_swa", "dimension_sections", "freq_base", "freq_base_swa", "scale_linear"}
+    | {f"scaling.{key}" for key in ("type", "factor", "attn_factor", "original_context_length", "finetuned")}
+    | {f"scaling.yarn_{key}" for key in ("ext_factor", "attn_factor", "beta_fast", "beta_slow", "log_multiplier")}
+)
+_STRING, _ARRAY = 8, 9  # of GGUF's value types, those that are not one number
+_TENSORS = {"rope_freqs.weight": "freqs", "rope_factors_long.weight": "long", "rope_factors_short.weight": "short"}
+
+
+@dataclass(frozen=True)
+class _File:
+    """What is needed of a file: metadata without the tokenizer, and the three tensors where present."""
+
+    arch: str
+    keys: Mapping[str, Any]
+    tensors: Mapping[str, tuple[float, ...]]
+
+    def rope(self, key: str) -> Any:
+        return self.keys.get(f"{self.arch}.rope.{key}")
+
+    def path(self, key: str) -> str:
+        return f"{self.arch}.rope.{key}"
+
+
+def config_from_gguf(
+    path: str | os.PathLike[str],
+    *,
+    mode: str | int | None = None,
+    seq_len: int | None = None,
+    layer_type: str | None = None,
+) -> RopeConfig:
+    """Read a GGUF model file.
+
+    mode:       the pairing, overriding what is known of the architecture; needed where nothing is known.
+    seq_len:    context length that will be run; needed by files with long and short factors (Phi-3, MiniCPM).
+    layer_type: 'full_attention' or 'sliding_attention'; needed where the two have different RoPE (Gemma 3).
+
+    As in llama.cpp: freq_scale is 1 / scaling.factor (1 for type 'none'); type 'yarn' sets ext_factor 1 unless
+    `yarn_ext_factor` is there; with `yarn_log_multiplier` the magnitude is that of DeepSeek's mscale rule; attn_factor
+    is `scaling.attn_factor` times `yarn_attn_factor`. Raises `ConfigError` naming the key.
+    """
+    file = _read(Path(path))
+    for key in sorted(file.keys):
+        inner = key.removeprefix(f"{file.arch}.rope.")
+        if inner != key and inner not in _UNDERSTOOD:
+            raise ConfigError(f"{key}: not understood")
+    sections = _sections(file)
+    chosen = _mode(file, mode, sections)
+    sliding = _is_sliding(file, layer_type)
+    n_dims = _n_dims(file, sliding)
+    fields: dict[str, Any] = {"freq_base": _freq_base(file, sliding)}
+    if not (sliding and file.arch in SLIDING_BASE):
+        fields |= _scaling(file)
+        fields["freq_factors"] = _freq_factors(file, seq_len, n_dims // 2)
+    if chosen not in SECTION_MODES and sections is not None:
+        raise ConfigError(f"{file.path('dimension_sections')}: got {list(sections)}, mode {chosen!r} has no sections")
+    return RopeConfig(mode=chosen, n_dims=n_dims, sections=sections, **fields)
+
+
+def _read(path: Path) -> _File:
+    try:
+        import gguf
+    except ImportError as error:
+        raise ConfigError("reading GGUF needs the package gguf: pip install 'clrope[models]'") from error
+    try:
+        reader = gguf.GGUFReader(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, KeyError, IndexError) as error:
+        raise ConfigError(f"{path}: not a GGUF file ({error})") from error
+    field = reader.get_field("general.architecture")
+    if field is None:
+        raise ConfigError(f"{path}: general.architecture is missing")
+    arch = str(_value(field))
+    keys = {name: _value(field) for name, field in reader.fields.items() if name.startswith(f"{arch}.")}
+    tensors = {
+        _TENSORS[tensor.name]: _numbers(tensor.name, tensor.data)
+        for tensor in reader.tensors
+        if tensor.name in _TENSORS
+    }
+    return _File(arch, keys, tensors)
+
+
+def _value(field: Any) -> Any:
+    """The content of a metadata field: a number, a bool, a string, or a list of numbers."""
+    items = [field.parts[i] for i in field.data]
+    if int(field.types[0]) == _STRING:
+        return bytes(items[0]).decode("utf-8", errors="replace")
+    numbers = [item[0].item() for item in items]
+    return numbers if int(field.types[0]) == _ARRAY else numbers[0]
+
+
+def _numbers(name: str, data: Any) -> tuple[float, ...]:
+    array = np.asarray(data)
+    if array.dtype not in (np.dtype(np.float32), np.dtype(np.float16)):
+        raise ConfigError(f"{name}: stored as {array.dtype}, float32 or float16 is needed")
+    return tuple(float(number) for number in array.reshape(-1))
+
+
+def _mode(file: _File, mode: str | int | None, sections: tuple[int, int, int, int] | None) -> Mode:
+    if mode is not None:
+        return parse_mode(mode)
+    if file.arch in NO_ROPE:
+        raise ConfigError(f"general.architecture: {file.arch!r} uses no RoPE in llama.cpp")
+    if file.arch not in ARCHITECTURES:
+        raise ConfigError(
+            f"general.architecture: got {file.arch!r}, whose pairing is not known here; give mode='normal', 'neox', …"
+        )
+    if file.arch in SECTIONS_DECIDE and sections is not None and sections[0] > 0 and sections[1] > 0:
+        return "mrope"
+    return ARCHITECTURES[file.arch]
+
+
+def _sections(file: _File) -> tuple[int, int, int, int] | None:
+    given = file.rope("dimension_sections")
+    if given is None:
+        return None
+    values = [int(size) for size in given] if isinstance(given, (list, tuple)) else []
+    if len(values) not in (3, 4) or min(values) < 0:
+        raise ConfigError(f"{file.path('dimension_sections')}: got {given!r}, 3 or 4 counts of pairs are needed")
+    t, h, w, e = [*values, 0][:4]
+    # Converters write zeros where a model has no sections.
+    return (t, h, w, e) if any(values) else None
+
+
+def _is_sliding(file: _File, layer_type: str | None) -> bool:
+    if layer_type not in (None, _FULL, _SLIDING):
+        raise ConfigError(f"layer_type: got {layer_type!r}, allowed are {_FULL!r}, {_SLIDING!r}")
+    own = (file.rope("freq_base_swa"), file.rope("dimension_count_swa"))
+    same = (file.rope("freq_base"), file.rope("dimension_count"))
+    if file.arch not in SLIDING_BASE and all(a is None or a == b for a, b in zip(own, same, strict=True)):
+        return False
+    if layer_type is None:
+        raise ConfigError(f"layer_type: not given, this file's {_FULL!r} and {_SLIDING!r} layers differ in RoPE")
+    if layer_type == _SLIDING and file.arch not in SLIDING_BASE:
+        scaled = (_factor(file) or 1.0) != 1.0 or _scaling_type(file) == "yarn" or file.tensors
+        if scaled:
+            raise ConfigError(
+                f"layer_type: it is not known whether the sliding layers of architecture {file.arch!r} are scaled too"
+            )
+    return layer_type == _SLIDING
+
+
+def _n_dims(file: _File, sliding: bool) -> int:
+    if sliding and file.rope("dimension_count_swa") is not None:
+        return count(file.path("dimension_count_swa"), file.rope("dimension_count_swa"))
+    if file.rope("dimension_count") is not None:
+        return count(file.path("dimension_count"), file.rope("dimension_count"))
+    key = f"{file.arch}.attention.key_length"
+    if file.keys.get(key) is not None:
+        return count(key, file.keys[key])
+    width_key, heads_key = f"{file.arch}.embedding_length", f"{file.arch}.attention.head_count"
+    width, heads = file.keys.get(width_key), file.keys.get(heads_key)
+    if isinstance(heads, (list, tuple)):
+        if len(set(heads)) != 1:
+            raise ConfigError(f"{heads_key}: differs between layers, and {file.path('dimension_count')} is missing")
+        heads = heads[0]
+    if width is None or heads is None:
+        missing = width_key if width is None else heads_key
+        raise ConfigError(f"{file.path('dimension_count')}: missing, and so is {missing} to take it from")
+    return count(width_key, width) // count(heads_key, heads)
+
+
+def _freq_base(file: _File, sliding: bool) -> float:
+    base = file.rope("freq_base")
+    full = 10000.0 if base is None else positive(file.path("freq_base"), base)
+    if not sliding:
+        return full
+    own = file.rope("freq_base_swa")
+    return SLIDING_BASE.get(file.arch, full) if own is None else positive(file.path("freq_base_swa"), own)
+
+
+def _factor(file: _File) -> float | None:
+    """The scaling factor; 0 and a missing key mean none."""
+    for key in ("scaling.factor", "scale_linear"):
+        value = file.rope(key)
+        if value is not None:
+            factor = real(file.path(key), value)
+            if factor < 0:
+                raise ConfigError(f"{file.path(key)}: got {factor}, it must not be negative")
+            return factor or None
+    return None
+
+
+def _scaling_type(file: _File) -> str:
+    kind = file.rope("scaling.type")
+    if kind is None:
+        return "linear"
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        raise ConfigError(f"{file.path('scaling.type')}: got {kind!r}, known are none, linear, yarn, longrope")
+    return str(kind)
+
+
+def _scaling(file: _File) -> dict[str, Any]:
+    kind = _scaling_type(file)
+    factor = 1.0 if kind == "none" else _factor(file) or 1.0
+    attention = real(file.path("scaling.attn_factor"), _or(file.rope("scaling.attn_factor"), 1.0))
+    attention *= real(file.path("scaling.yarn_attn_factor"), _or(file.rope("scaling.yarn_attn_factor"), 1.0))
+    ext = real(file.path("scaling.yarn_ext_factor"), _or(file.rope("scaling.yarn_ext_factor"), -1.0))
+    if ext < 0:  # not set
+        ext = 1.0 if kind == "yarn" else 0.0
+    fields: dict[str, Any] = {"freq_scale": 1.0 / factor, "ext_factor": ext, "attn_factor": attention}
+    if ext == 0:
+        return fields
+    for key in ("beta_fast", "beta_slow"):
+        value = file.rope(f"scaling.yarn_{key}")
+        if value is not None:
+            fields[key] = positive(file.path(f"scaling.yarn_{key}"), value)
+    key = "scaling.original_context_length"
+    original = file.rope(key)
+    if original is None:
+        key, original = f"{file.arch}.context_length", file.keys.get(f"{file.arch}.context_length")
+        if original is None:
+            raise ConfigError(f"{file.path('scaling.original_context_length')}: missing, scaling type 'yarn' needs it")
+    fields["n_ctx_orig"] = count(key, original)
+    fields["attn_factor"] = attention * _log_multiplier_ratio(file, factor)
+    return fields
+
+
+def _log_multiplier_ratio(file: _File, factor: float) -> float:
+    """The magnitude divided by `1 + 0.1 ln(factor)`, which ggml's rule multiplies in; 1 but for DeepSeek's rule."""
+
+    def magnitude(scale: float) -> float:
+        return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
+
+    by_rule = 1.0 + 0.1 * math.log(factor)
+    value = file.rope("scaling.yarn_log_multiplier")
+    key = file.path("scaling.yarn_log_multiplier")
+    weight_all = 0.0 if value is None else real(key, value)
+    if weight_all == 0:
+        return magnitude(1.0) / by_rule
+    if file.arch in LOG_MULTIPLIER_IS_A_TENTH:
+        weight_all /= float(np.float32(0.1))
+        if math.isclose(weight_all, 1.0, rel_tol=1e-6):
+            weight_all = 1.0
+    elif file.arch not in LOG_MULTIPLIER_AS_IT_IS:
+        raise ConfigError(f"{key}: its meaning for architecture {file.arch!r} is not known here")
+    weight = 1.0
+    if file.arch == "deepseek2" and weight_all != 1.0:
+        weight = weight_all  # DeepSeek-V2 has mscale = mscale_all_dim
+    return magnitude(weight) / magnitude(weight_all) / by_rule
+
+
+def _freq_factors(file: _File, seq_len: int | None, pairs: int) -> tuple[float, ...] | None:
+    factors = file.tensors.get("freqs")
+    name = "rope_freqs.weight"
+    if factors is None and ("long" in file.tensors or "short" in file.tensors):
+        if seq_len is None:
+            raise ConfigError("seq_len: not given, this file has rope_factors_long and rope_factors_short")
+        key = file.path("scaling.original_context_length")
+        original = file.rope("scaling.original_context_length") or file.keys.get(f"{file.arch}.context_length")
+        if original is None:
+            raise ConfigError(f"{key}: missing, long or short factors are chosen by it")
+        which = "long" if count("seq_len", seq_len) > count(key, original) else "short"
+        factors, name = file.tensors.get(which), f"rope_factors_{which}.weight"
+        if factors is None:
+            raise ConfigError(f"{name}: missing, it is needed for seq_len {seq_len}")
+    if factors is None:
+        return None
+    if len(factors) < pairs:
+        raise ConfigError(f"{name}: has {len(factors)} numbers, one per pair is needed: {pairs}")
+    return factors[:pairs]
+
+
+def _or(value: Any, default: float) -> Any:
+    return default if value is None else value

@@ -1,0 +1,317 @@
+"""Reading a Hugging Face `config.json`: which parameters apply, to how many elements, in which pairing.
+
+Both layouts are understood: `rope_parameters` (transformers 5; flat, or nested per layer type) and `rope_scaling` with
+`rope_theta` beside it (before 5). What is not understood is refused with the name of the key, never skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import SECTION_MODES, Mode, RopeConfig, parse_mode
+from ..errors import ConfigError
+from .hf_models import MODELS, REFUSED, UNKNOWN, ModelKind
+from .hf_rope import Setting, count, positive, real, rope_fields, rope_type_of
+
+#: Root keys that change RoPE in some model types; refused where the model type at hand does not read them.
+_SUSPECTS = (
+    *("rope_theta", "rotary_pct", "rope_pct", "rotary_dim", "rotary_emb_base", "rotary_emb_fraction", "rope_ratio"),
+    *("rope_local_base_freq", "global_rope_theta", "local_rope_theta", "partial_rotary_factors", "rope_interleave"),
+    "use_dynamic_ntk",
+)
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def config_from_hf(
+    source: str | os.PathLike[str] | Mapping[str, Any],
+    seq_len: int | None = None,
+    *,
+    layer_type: str | None = None,
+    mode: str | int | None = None,
+) -> RopeConfig:
+    """Read a Hugging Face configuration.
+
+    source:     path of a `config.json`, of a folder holding one, or its content as a dictionary.
+    seq_len:    length that will be run (positions used, the last one + 1); needed by 'dynamic' and 'longrope'.
+    layer_type: 'full_attention', 'sliding_attention', … where a model has one RoPE per layer type; required then.
+    mode:       the pairing, overriding what is known of the model type; needed where nothing is known.
+
+    `n_dims` of the result is the number of rotated elements. For multi-head latent attention (DeepSeek, MiniCPM3) that
+    is `qk_rope_head_dim`: give that slice of q and k. Raises `ConfigError` naming the key.
+    """
+    data = _text_part(_load(source))
+    if seq_len is not None:
+        seq_len = count("seq_len", seq_len)
+    kind, chosen = _kind(data, mode)
+    _refuse_unread(data, kind)
+    part = _parameters(data, kind, layer_type)
+    rope_type = rope_type_of(part.params, part.path, yarn_is_longrope=kind.yarn_is_longrope)
+    head_dim = _head_dim(data, kind, layer_type)
+    dim = head_dim if rope_type == "proportional" else _rotated(data, kind, part, head_dim)
+    if dim % 2 or dim < 2:
+        raise ConfigError(
+            f"{part.path}: {dim} of {head_dim} elements would rotate, it must be an even number from 2 on"
+        )
+    setting = Setting(
+        path=part.path,
+        theta=_theta(data, kind, part),
+        dim=dim,
+        head_dim=head_dim,
+        root_original=_optional_count(data, "original_max_position_embeddings"),
+        max_positions=_optional_count(data, "max_position_embeddings"),
+        seq_len=seq_len,
+        nested=part.nested,
+    )
+    params = part.params
+    if rope_type == "proportional" and data.get(kind.partial_key) is not None:
+        params = {"partial_rotary_factor": data[kind.partial_key], **params}
+    fields = rope_fields(params, rope_type, setting)
+    sections = _sections(data, chosen, part, dim // 2)
+    return RopeConfig(mode=chosen, n_dims=dim, sections=sections, **fields)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The parameters of one layer type: their keys, where they were, and the base where they hold none."""
+
+    params: Mapping[str, Any]
+    path: str
+    nested: bool
+    theta_key: str
+    theta: float | None
+
+
+def _load(source: str | os.PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(source, Mapping):
+        return source
+    path = Path(source)
+    if path.is_dir():
+        path = path / "config.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not a JSON file ({error})") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: got a JSON {type(data).__name__}, an object is needed")
+    return data
+
+
+def _text_part(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the language model's part of a multimodal configuration, or the whole."""
+    text = data.get("text_config")
+    if not isinstance(text, Mapping) or not text:
+        return data
+    if text.get("model_type") is None:
+        outer = data.get("model_type")
+        if outer is None:
+            return text
+        # Files written by hand leave the inner name out.
+        return {**text, "model_type": f"{outer}_text" if f"{outer}_text" in MODELS else outer}
+    return text
+
+
+def _kind(data: Mapping[str, Any], mode: str | int | None) -> tuple[ModelKind, Mode]:
+    name = data.get("model_type")
+    kind = MODELS.get(name) if isinstance(name, str) else None
+    if mode is not None:
+        return kind or UNKNOWN, parse_mode(mode)
+    if isinstance(name, str) and name in REFUSED:
+        raise ConfigError(f"model_type: {name!r} is none of the five modes, because {REFUSED[name]}")
+    if kind is None:
+        what = "missing" if name is None else f"got {name!r}, whose pairing is not known here"
+        raise ConfigError(f"model_type: {what}; give mode='neox' (rotate_half) or mode='normal' (neighbouring pairs)")
+    if kind.interleave_key is not None and data.get(kind.interleave_key) is not None:
+        interleaved = data[kind.interleave_key]
+        if not isinstance(interleaved, bool):
+            raise ConfigError(f"{kind.interleave_key}: got {interleaved!r}, true or false is needed")
+        return kind, "normal" if interleaved else "neox"
+    return kind, kind.mode
+
+
+def _refuse_unread(data: Mapping[str, Any], kind: ModelKind) -> None:
+    if data.get("alibi"):
+        raise ConfigError("alibi: true, this model uses ALiBi and no RoPE")
+    read = {"" if kind.plain else kind.theta_key, kind.partial_key, kind.rotary_dim_key, kind.interleave_key}
+    if kind.two_thetas is not None:
+        read |= {kind.two_thetas.full_key, kind.two_thetas.sliding_key}
+    for key in _SUSPECTS:
+        if data.get(key) not in (None, False) and key not in read:
+            raise ConfigError(f"{key}: not a key of model_type {data.get('model_type')!r} that is understood here")
+
+
+def _parameters(data: Mapping[str, Any], kind: ModelKind, layer_type: str | None) -> _Part:
+    old, new = (_mapping(data, key) for key in ("rope_scaling", "rope_parameters"))
+    if old and new and dict(old) != dict(new):
+        raise ConfigError("rope_scaling: differs from rope_parameters in the same file")
+    path = "rope_parameters" if new or not old else "rope_scaling"
+    params = new or old
+    if kind.needs_params and not params:
+        raise ConfigError(f"rope_parameters: missing, model_type {data.get('model_type')!r} has no plain default")
+    if kind.plain and params:
+        raise ConfigError(f"{path}: model_type {data.get('model_type')!r} has none, its frequencies are fixed")
+    values = [value for value in params.values() if value is not None]
+    if values and all(isinstance(value, Mapping) for value in values):
+        return _nested_part(params, path, kind, layer_type)
+    if kind.two_thetas is not None:
+        if path == "rope_parameters" and params:
+            raise ConfigError(f"rope_parameters: model_type {data.get('model_type')!r} has them per layer type")
+        return _two_thetas_part(params, kind, layer_type)
+    if layer_type is not None:
+        known = data.get("layer_types")
+        if not isinstance(known, (list, tuple)) or layer_type not in known:
+            raise ConfigError(f"layer_type: got {layer_type!r}, this file has one RoPE and names no such layer type")
+    return _Part(params, path, nested=False, theta_key=kind.theta_key, theta=kind.theta)
+
+
+def _nested_part(params: Mapping[str, Any], path: str, kind: ModelKind, layer_type: str | None) -> _Part:
+    names = ", ".join(repr(name) for name in params)
+    if layer_type is None:
+        raise ConfigError(f"layer_type: not given, {path} has one set per layer type: {names}")
+    if layer_type not in params:
+        raise ConfigError(f"layer_type: got {layer_type!r}, {path} has {names}")
+    chosen = params[layer_type]
+    if chosen is None:
+        raise ConfigError(f"{path}.{layer_type}: null, these layers have no RoPE")
+    key, theta, both = kind.theta_key, kind.theta, kind.two_thetas
+    if both is not None:
+        key, theta = (both.full_key, both.full) if layer_type == _FULL else (both.sliding_key, both.sliding)
+    return _Part(chosen, f"{path}.{layer_type}", nested=True, theta_key=key, theta=theta)
+
+
+def _two_thetas_part(params: Mapping[str, Any], kind: ModelKind, layer_type: str | None) -> _Part:
+    """The older layout of such models: `rope_scaling` is for the full layers only."""
+    assert kind.two_thetas is not None
+    if layer_type not in (_FULL, _SLIDING):
+        got = "not given" if layer_type is None else f"got {layer_type!r}"
+        raise ConfigError(f"layer_type: {got}, this model type has {_FULL!r} and {_SLIDING!r}")
+    both = kind.two_thetas
+    if layer_type == _FULL:
+        return _Part(params, "rope_scaling", nested=False, theta_key=both.full_key, theta=both.full)
+    return _Part({}, _SLIDING, nested=False, theta_key=both.sliding_key, theta=both.sliding)
+
+
+def _mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = data.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{key}: got {type(value).__name__}, an object is needed")
+    return value
+
+
+def _theta(data: Mapping[str, Any], kind: ModelKind, part: _Part) -> float:
+    inner, outer = part.params.get("rope_theta"), data.get(part.theta_key)
+    if inner is not None:
+        theta = positive(f"{part.path}.rope_theta", inner)
+        # Per layer type the root's value is a default only.
+        if not part.nested and outer is not None and positive(part.theta_key, outer) != theta:
+            raise ConfigError(f"{part.theta_key}: {outer} at the root, {inner} in {part.path}")
+        return theta
+    if outer is not None:
+        return positive(part.theta_key, outer)
+    if part.theta is None:
+        raise ConfigError(f"{part.theta_key}: missing, and model_type {data.get('model_type')!r} has no known default")
+    return part.theta
+
+
+def _head_dim(data: Mapping[str, Any], kind: ModelKind, layer_type: str | None) -> int:
+    if kind.mla or (kind is UNKNOWN and data.get("qk_rope_head_dim") is not None):
+        return _needed_count(data, "qk_rope_head_dim", "this model type rotates that many elements")
+    if kind.full_head_dim is not None and layer_type == _FULL:
+        key, default = kind.full_head_dim
+        return _per_layer_head_dim(data, layer_type) or _optional_count(data, key) or default
+    size = _optional_count(data, "head_dim") or kind.head_dim
+    if size:
+        return size
+    width_key, heads_key = kind.size_keys
+    if data.get(width_key) is None and data.get("hidden_size") is not None:
+        width_key, heads_key = "hidden_size", "num_attention_heads"
+    width = _needed_count(data, width_key, "the size of a head follows from it")
+    heads = _needed_count(data, heads_key, "the size of a head follows from it")
+    return width // heads
+
+
+def _per_layer_head_dim(data: Mapping[str, Any], layer_type: str) -> int | None:
+    """`head_dim` out of `per_layer_config` (layer index → overrides), for the layers of one type."""
+    table, types = data.get("per_layer_config"), data.get("layer_types")
+    if not isinstance(table, Mapping) or not isinstance(types, (list, tuple)):
+        return None
+    indices = [i for i, name in enumerate(types) if name == layer_type]
+    entries = [table.get(i, table.get(str(i))) for i in indices]
+    sizes = {entry.get("head_dim") for entry in entries if isinstance(entry, Mapping)}
+    if len(sizes) > 1:
+        raise ConfigError(
+            f"per_layer_config: the {layer_type!r} layers have heads of several sizes: {sorted(map(str, sizes))}"
+        )
+    size = sizes.pop() if sizes else None
+    return None if size is None else count("per_layer_config.head_dim", size)
+
+
+def _rotated(data: Mapping[str, Any], kind: ModelKind, part: _Part, head_dim: int) -> int:
+    """Number of rotated elements of a head."""
+    inner, outer = part.params.get("partial_rotary_factor"), data.get(kind.partial_key)
+    if kind.rotary_dim_key is not None and (kind.plain or data.get(kind.rotary_dim_key) is not None):
+        dim = _needed_count(data, kind.rotary_dim_key, "it is the number of rotated elements")
+        for share in (inner, outer):
+            if share is not None and int(head_dim * real("partial_rotary_factor", share)) != dim:
+                raise ConfigError(f"{kind.rotary_dim_key}: {dim}, partial_rotary_factor {share} says otherwise")
+        if dim > head_dim:
+            raise ConfigError(f"{kind.rotary_dim_key}: got {dim}, at most the head's {head_dim} elements can rotate")
+        return dim
+    if inner is not None and outer is not None and inner != outer and not part.nested:
+        raise ConfigError(f"{kind.partial_key}: {outer} at the root, {inner} in {part.path}")
+    given = inner if inner is not None else outer
+    where = f"{part.path}.partial_rotary_factor" if inner is not None else kind.partial_key
+    if given is None:
+        return head_dim if kind.partial is None else int(head_dim * kind.partial)
+    share = real(where, given)
+    if not 0.0 < share <= 1.0:
+        raise ConfigError(f"{where}: got {share}, allowed is above 0, at most 1")
+    if kind.partial is None and share != 1.0:
+        raise ConfigError(f"{where}: got {share}, model_type {data.get('model_type')!r} rotates the whole head")
+    return int(head_dim * share)
+
+
+def _sections(data: Mapping[str, Any], mode: Mode, part: _Part, pairs: int) -> tuple[int, int, int, int] | None:
+    given = part.params.get("mrope_section")
+    spelled = {key: part.params.get(key) for key in ("mrope_interleaved", "interleaved")}
+    path = f"{part.path}.mrope_section"
+    if mode not in SECTION_MODES:
+        if given is not None:
+            raise ConfigError(f"{path}: model_type {data.get('model_type')!r} (mode {mode!r}) has no sections")
+        if "mrope" in (part.params.get("type"), part.params.get("rope_type")) or any(spelled.values()):
+            raise ConfigError(f"{part.path}: type 'mrope' in model_type {data.get('model_type')!r} (mode {mode!r})")
+        return None
+    for key, value in spelled.items():
+        if value is not None and bool(value) != (mode == "imrope"):
+            raise ConfigError(f"{part.path}.{key}: got {value!r}, the mode is {mode!r}")
+    if isinstance(given, (str, bytes)) or not isinstance(given, (list, tuple)):
+        what = "missing" if given is None else f"got {given!r}"
+        raise ConfigError(f"{path}: {what}, mode {mode!r} needs the pairs of t, h and w")
+    sizes = [count(path, size) for size in given]
+    if len(sizes) != 3:
+        raise ConfigError(f"{path}: got {len(sizes)} numbers, the pairs of t, h and w are needed")
+    total = sum(sizes)
+    # Beyond the sections transformers fails ('mrope') or uses t ('imrope'), where ggml's rule begins anew.
+    if total < pairs or (mode == "mrope" and total != pairs):
+        raise ConfigError(f"{path}: {sizes} add up to {total}, the head has {pairs} rotated pairs")
+    return (sizes[0], sizes[1], sizes[2], 0)
+
+
+def _optional_count(data: Mapping[str, Any], key: str) -> int | None:
+    value = data.get(key)
+    return None if value is None else count(key, value)
+
+
+def _needed_count(data: Mapping[str, Any], key: str, why: str) -> int:
+    value = data.get(key)
+    if value is None:
+        raise ConfigError(f"{key}: missing, {why}")
+    return count(key, value)

@@ -1,0 +1,204 @@
+"""`TensorView`: where the elements of a tensor lie, without the data; BSND ↔ ggml's ne/nb. Knows nothing of RoPE.
+
+A tensor of heads has four axes: b (batch), s (sequence), n (heads), d (elements of a head). A layout is an order of
+those letters; rank 3 tensors have no b. ggml writes axes fastest first: a C-order `[B, S, N, D]` array *is* ggml's
+`ne = [D, N, S, B]`, and `nb` are the byte strides in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from .errors import ShapeError
+
+Shape4 = tuple[int, int, int, int]
+
+#: Storage types by their short names (ggml's), and their NumPy dtypes.
+DTYPES: dict[str, np.dtype[Any]] = {
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def dtype_name(dtype: Any, argument: str = "x") -> str:
+    """Return 'f16', 'bf16', 'f32' or 'f64'; raise `ShapeError` for any other dtype or byte order."""
+    name = _NAMES.get(np.dtype(dtype))
+    if name is None:
+        raise ShapeError(
+            f"{argument}: got dtype {np.dtype(dtype)}, allowed are float16, bfloat16, float32, float64 in native byte order"
+        )
+    return name
+
+
+def parse_layout(layout: str, rank: int, argument: str = "x") -> str:
+    """Return the layout as `rank` letters; `layout` is any order of b, s, n, d (without b for rank 3).
+
+    A four-letter layout is taken for a rank 3 tensor by dropping its b.
+    """
+    if rank not in (3, 4):
+        raise ShapeError(f"{argument}: got rank {rank}, allowed are 3 [S, N, D] and 4 [B, S, N, D]")
+    letters = layout.lower() if isinstance(layout, str) else ""
+    if sorted(letters) not in (sorted("bsnd"), sorted("snd")):
+        raise ShapeError(f"layout: got {layout!r}, allowed is any order of the letters b, s, n, d")
+    if rank == 3:
+        return letters.replace("b", "")
+    if len(letters) == 3:
+        raise ShapeError(f"layout: got {layout!r} for a rank 4 {argument}, the letter b is missing")
+    return letters
+
+
+def canonical(array: npt.NDArray[Any], layout: str = "bsnd") -> npt.NDArray[Any]:
+    """Return a NumPy view of `array` with the axes in the order b, s, n, d (b of length 1 for rank 3); no copy."""
+    letters = parse_layout(layout, array.ndim)
+    if array.ndim == 3:
+        array, letters = array[None], "b" + letters
+    return array.transpose([letters.index(c) for c in "bsnd"])
+
+
+@dataclass(frozen=True)
+class TensorView:
+    """Shape, strides, offset and storage type of a tensor in the order b, s, n, d.
+
+    shape:   (B, S, N, D).
+    strides: in elements, in the same order; any sign.
+    offset:  in elements, from the start of the buffer to element [0, 0, 0, 0].
+    dtype:   'f16', 'bf16', 'f32' or 'f64'.
+    """
+
+    shape: Shape4
+    strides: Shape4
+    offset: int
+    dtype: str
+
+    @classmethod
+    def of_array(cls, array: Any, layout: str = "bsnd", offset: int = 0, argument: str = "x") -> TensorView:
+        """Describe a NumPy array (or anything with shape, strides in bytes and dtype), its first element at `offset`.
+
+        Raises `ShapeError` for a wrong rank, dtype, layout, or strides that are no multiple of the element size.
+        """
+        name = dtype_name(array.dtype, argument)
+        letters = parse_layout(layout, len(array.shape), argument)
+        item = DTYPES[name].itemsize
+        if any(step % item for step in array.strides):
+            raise ShapeError(
+                f"{argument}: byte strides {list(array.strides)} are no multiples of the element size {item}"
+            )
+        shape = dict(zip(letters, (int(n) for n in array.shape), strict=True))
+        steps = dict(zip(letters, (int(step) // item for step in array.strides), strict=True))
+        shape.setdefault("b", 1)
+        steps.setdefault("b", 0)
+        return cls(_by_axis(shape), _by_axis(steps), offset, name)
+
+    @classmethod
+    def dense(cls, shape: Sequence[int], dtype: str, layout: str = "bsnd") -> TensorView:
+        """Return the C-order tensor of `shape` (in the order of `layout`)."""
+        letters = parse_layout(layout, len(shape))
+        steps: dict[str, int] = {"b": 0}
+        extent: dict[str, int] = {"b": 1}
+        step = 1
+        for letter, length in zip(reversed(letters), reversed(list(shape)), strict=True):
+            steps[letter], extent[letter] = step, int(length)
+            step *= int(length)
+        return cls(_by_axis(extent), _by_axis(steps), 0, dtype)
+
+    @classmethod
+    def from_ggml(cls, ne: Sequence[int], nb: Sequence[int], dtype: str, view_offs: int = 0) -> TensorView:
+        """Describe a ggml tensor: `ne` = [D, N, S, B] lengths, `nb` byte strides in the same order, byte offset.
+
+        Raises `ShapeError` if there are more than four axes, or a stride or the offset is no multiple of the element.
+        """
+        if dtype not in DTYPES:
+            raise ShapeError(f"dtype: got {dtype!r}, allowed are {', '.join(DTYPES)}")
+        if len(ne) != len(nb) or not 1 <= len(ne) <= 4:
+            raise ShapeError(f"ne, nb: got {len(ne)} and {len(nb)} numbers, allowed are 1 to 4, as many of each")
+        item = DTYPES[dtype].itemsize
+        if any(int(n) % item for n in nb) or view_offs % item:
+            raise ShapeError(
+                f"nb: got {list(nb)} at offset {view_offs}, multiples of the element size {item} are needed"
+            )
+        lengths = [int(n) for n in ne] + [1] * (4 - len(ne))
+        steps = [int(n) // item for n in nb]
+        while len(steps) < 4:
+            steps.append(steps[-1] * lengths[len(steps) - 1])
+        return cls(cast(Shape4, tuple(lengths[::-1])), cast(Shape4, tuple(steps[::-1])), view_offs // item, dtype)
+
+    def to_ggml(self) -> tuple[list[int], list[int], int]:
+        """Return (ne, nb, view_offs): lengths and byte strides in ggml's order [D, N, S, B], and the byte offset."""
+        item = self.itemsize
+        return list(self.shape[::-1]), [step * item for step in self.strides[::-1]], self.offset * item
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return DTYPES[self.dtype].itemsize
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        b, s, n, d = self.shape
+        return b * s * n * d
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements together (not of the span)."""
+        return self.size * self.itemsize
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Half-open range of element indices in the buffer that the tensor touches; empty tensors have (offset, offset)."""
+        if self.size == 0:
+            return self.offset, self.offset
+        reach = [step * (length - 1) for step, length in zip(self.strides, self.shape, strict=True)]
+        return self.offset + sum(min(0, r) for r in reach), self.offset + sum(max(0, r) for r in reach) + 1
+
+    @property
+    def last_axis_dense(self) -> bool:
+        """Whether the elements of a head lie one behind the other."""
+        return self.strides[3] == 1 or self.shape[3] == 1
+
+    @property
+    def overlaps_itself(self) -> bool:
+        """Whether two elements share a place (as in a broadcast array)."""
+        axes = sorted((abs(step), length) for step, length in zip(self.strides, self.shape, strict=True) if length > 1)
+        reach = 0
+        nested = True
+        for step, length in axes:
+            nested = nested and step > reach
+            reach += step * (length - 1)
+        if nested or self.size == 0:
+            return False
+        if self.size > reach + 1:
+            return True
+        places = np.zeros(reach + 1, dtype=bool)
+        index = np.zeros(1, dtype=np.int64)
+        for step, length in axes:
+            index = (index[:, None] + np.arange(length, dtype=np.int64) * step).ravel()
+        places[index] = True
+        return int(np.count_nonzero(places)) < self.size
+
+    def part(self, b: slice, s: slice) -> TensorView:
+        """Return the view of some batches and tokens; slices with step 1."""
+        b0, b1, _ = b.indices(self.shape[0])
+        s0, s1, _ = s.indices(self.shape[1])
+        return replace(
+            self,
+            shape=(b1 - b0, s1 - s0, *self.shape[2:]),
+            offset=self.offset + b0 * self.strides[0] + s0 * self.strides[1],
+        )
+
+    def moved(self, elements: int) -> TensorView:
+        """Return the same view with the offset moved by so many elements."""
+        return replace(self, offset=self.offset + elements)
+
+
+def _by_axis(values: dict[str, int]) -> Shape4:
+    return values["b"], values["s"], values["n"], values["d"]

@@ -1,0 +1,157 @@
+"""Positions in every accepted form to one shape: int64 rows per axis, and which row a token of a batch uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .config import RopeConfig
+from .errors import ShapeError
+
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class PositionRows:
+    """Positions ready for a kernel.
+
+    rows:         int64[axes, R]; axes is 1, or 4 (t, h, w, e) in section modes; R is S (shared) or B * S.
+    batch_stride: 0 if all batches share the S rows, S if batch b uses rows b * S ... b * S + S - 1.
+    """
+
+    rows: I64
+    batch_stride: int
+
+    @property
+    def count(self) -> int:
+        """Number of rows, R."""
+        return int(self.rows.shape[1])
+
+    def rows_of_batch(self, batch: int) -> list[slice]:
+        """Return for each batch the slice of rows it uses."""
+        if self.batch_stride == 0:
+            return [slice(0, self.count)] * batch
+        return [slice(b * self.batch_stride, (b + 1) * self.batch_stride) for b in range(batch)]
+
+    @property
+    def beyond_32_bits(self) -> bool:
+        """Whether a position lies outside ±2**31, where 64-bit steps no longer suffice."""
+        return bool(self.rows.size) and (int(self.rows.min()) < -(1 << 31) or int(self.rows.max()) > 1 << 31)
+
+
+def position_rows(positions: Any, config: RopeConfig, *, batch: int | None, seq: int | None) -> PositionRows:
+    """Check and normalise positions for `batch` × `seq` tokens (both None: whatever rows come, for tables).
+
+    Accepted, integers of any of the 8 widths: an int p (p, p+1, ... for every batch); [S]; [B, S] or [1, S]; [B]
+    (an offset per batch, if B is not S); in section modes also [4, S], [3, S], [4, B, S], [3, B, S] with the rows
+    t, h, w (, e). Positions with fewer rows than axes drive all of them alike: e follows t, so that text rotates in
+    every section mode as it does without sections.
+
+    Raises `ShapeError` naming what came and what is allowed.
+    """
+    array = _integers(positions)
+    sections = config.uses_sections
+    if batch is None or seq is None:
+        batch, seq = 1, _free_length(array, sections)
+    allowed = _allowed(batch, seq, sections)
+    if array.ndim == 0:
+        base = _wide(array.reshape(1))
+        if int(base[0]) + seq - 1 > np.iinfo(np.int64).max:
+            raise ShapeError(f"positions: offset {int(base[0])} with {seq} tokens goes beyond 64-bit integers")
+        return PositionRows(_axes((base + np.arange(seq, dtype=np.int64))[None], sections), 0)
+    wide = _wide(array)
+    if array.ndim == 1:
+        if array.shape[0] == seq:
+            return PositionRows(_axes(wide[None], sections), 0)
+        if array.shape[0] == batch:
+            each = wide[:, None] + np.arange(seq, dtype=np.int64)
+            return PositionRows(_axes(each.reshape(1, -1), sections), seq)
+    elif array.ndim == 2:
+        if array.shape == (1, seq) or (sections and array.shape in ((3, seq), (4, seq))):
+            return PositionRows(_axes(wide, sections), 0)
+        if array.shape == (batch, seq) and not sections:
+            return PositionRows(np.ascontiguousarray(wide.reshape(1, -1)), seq)
+    elif array.ndim == 3 and sections and array.shape[0] in (3, 4) and array.shape[2] == seq:
+        if array.shape[1] == batch and batch > 1:
+            return PositionRows(_axes(wide.reshape(array.shape[0], -1), True), seq)
+        if array.shape[1] == 1:
+            return PositionRows(_axes(wide[:, 0], True), 0)
+    raise ShapeError(f"positions: got shape {list(array.shape)}, allowed here are {allowed}")
+
+
+def packed_positions(cu_seqlens: Any, total: int, offsets: Any = None) -> I64:
+    """Return int64[T] positions of sequences packed one behind the other.
+
+    cu_seqlens: [n + 1] integers, ascending from 0 to T, as FlashAttention and vLLM use them: sequence j holds tokens
+    cu_seqlens[j] ... cu_seqlens[j+1] - 1 and counts from offsets[j] (0 without offsets).
+    """
+    bounds = _wide(_integers(cu_seqlens, "cu_seqlens"))
+    if bounds.ndim != 1 or bounds.shape[0] < 2:
+        raise ShapeError(f"cu_seqlens: got shape {list(bounds.shape)}, a vector of at least 2 bounds is needed")
+    lengths = np.diff(bounds)
+    if bounds[0] != 0 or bounds[-1] != total or (lengths < 0).any():
+        raise ShapeError(
+            f"cu_seqlens: must ascend from 0 to the number of tokens {total}, got {bounds[0]} ... {bounds[-1]}"
+            + (" with a descent" if (lengths < 0).any() else "")
+        )
+    positions = np.arange(total, dtype=np.int64) - np.repeat(bounds[:-1], lengths)
+    if offsets is not None:
+        start = _wide(_integers(offsets, "offsets"))
+        if start.shape != lengths.shape:
+            raise ShapeError(
+                f"offsets: got shape {list(start.shape)}, one per sequence is needed: {list(lengths.shape)}"
+            )
+        positions += np.repeat(start, lengths)
+    return positions
+
+
+def _integers(positions: Any, name: str = "positions") -> npt.NDArray[Any]:
+    array = np.asarray(positions)
+    if array.size == 0 and array.dtype == np.float64 and not isinstance(positions, np.ndarray):
+        array = array.astype(np.int64)  # an empty list has no dtype of its own
+    if array.dtype.kind not in "iu":
+        raise ShapeError(
+            f"{name}: got dtype {array.dtype}, allowed are the integer dtypes int8 ... int64, uint8 ... uint64"
+        )
+    return array
+
+
+def _wide(array: npt.NDArray[Any]) -> I64:
+    if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
+        raise ShapeError(f"positions: got {int(array.max())}, at most 2**63 - 1 is allowed")
+    return array.astype(np.int64)
+
+
+def _axes(rows: I64, sections: bool) -> I64:
+    if not sections:
+        return np.ascontiguousarray(rows)
+    if rows.shape[0] == 1:
+        rows = np.repeat(rows, 4, axis=0)
+    elif rows.shape[0] == 3:
+        rows = np.concatenate([rows, rows[:1]])
+    return np.ascontiguousarray(rows)
+
+
+def _free_length(array: npt.NDArray[Any], sections: bool) -> int:
+    if array.ndim == 0:
+        return 1
+    if array.ndim == 1 or (array.ndim == 2 and sections):
+        return int(array.shape[-1])
+    raise ShapeError(
+        f"positions: got shape {list(array.shape)}, allowed here are an int, [R]"
+        + (", [3, R], [4, R]" if sections else "")
+    )
+
+
+def _allowed(batch: int, seq: int, sections: bool) -> str:
+    forms = ["an int", f"[{seq}]"]
+    if sections:
+        forms += [f"[4, {seq}]", f"[3, {seq}]", f"[4, {batch}, {seq}]", f"[3, {batch}, {seq}]"]
+    else:
+        forms += [f"[{batch}, {seq}]"]
+    if batch != seq:
+        forms += [f"[{batch}] (an offset per batch)"]
+    return ", ".join(dict.fromkeys(forms))

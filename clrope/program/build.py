@@ -1,0 +1,67 @@
+"""Building a program once per context and options, and saying all there is to say when that fails."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BuildError
+from .source import kernel_source
+
+if TYPE_CHECKING:
+    import pyopencl
+
+_lock = threading.Lock()
+_programs: weakref.WeakKeyDictionary[Any, dict[tuple[int, str, tuple[str, ...]], Any]] = weakref.WeakKeyDictionary()
+
+
+def program(
+    context: pyopencl.Context, device: pyopencl.Device, name: str, options: Sequence[str] = ()
+) -> pyopencl.Program:
+    """Return `kernels/<name>` built for the device with the options, from memory if it was built before.
+
+    No option is ever added: above all no fast-math, which would change the bits. Raises `BuildError`.
+    """
+    key = (device.int_ptr, name, tuple(options))
+    with _lock:
+        known = _programs.setdefault(context, {})
+        if key not in known:
+            known[key] = build(context, device, kernel_source(name), options)
+        return known[key]
+
+
+def build(
+    context: pyopencl.Context, device: pyopencl.Device, source: str, options: Sequence[str] = ()
+) -> pyopencl.Program:
+    """Build a source text; raises `BuildError` with the device, the options, the log and a file with the source."""
+    import pyopencl as cl
+
+    try:
+        with warnings.catch_warnings():
+            # PoCL prints a line for every function of an include that a kernel does not call.
+            warnings.simplefilter("ignore", cl.CompilerWarning)
+            return cl.Program(context, source).build(options=list(options), devices=[device])
+    except cl.Error as error:
+        raise BuildError(
+            f"{device.name.strip()} ({device.platform.name.strip()}, driver {device.driver_version.strip()})",
+            options,
+            str(error),
+            save_source(source),
+        ) from error
+
+
+def save_source(source: str) -> str:
+    """Write a source that failed to a file under the cache directory and return its path."""
+    from ..device.store import cache_dir
+
+    folder = Path(cache_dir()) / "failed-sources"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.cl"
+    path.write_text(source, encoding="utf-8")
+    return os.fspath(path)

@@ -1,0 +1,51 @@
+"""Cutting a tensor into chunks of tokens that fit a limit, each with the position rows it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import DeviceError
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Batches, tokens, the rows of positions they use, and the rows from one batch to the next (0: shared)."""
+
+    batches: slice
+    tokens: slice
+    rows: slice
+    row_stride: int
+
+
+def chunks(batches: int, tokens: int, batch_stride: int, most: int) -> list[Chunk]:
+    """Return chunks of at most `most` tokens (at least 1). batch_stride: 0 if batches share their rows, else tokens."""
+    out = []
+    if tokens <= most:
+        step = max(1, most // max(1, tokens))
+        for b in range(0, batches, step):
+            e = min(batches, b + step)
+            rows = slice(0, tokens) if batch_stride == 0 else slice(b * tokens, e * tokens)
+            out.append(Chunk(slice(b, e), slice(0, tokens), rows, batch_stride))
+        return out
+    # Tokens outside, batches inside: batches that share rows then share their tables.
+    for s in range(0, tokens, most):
+        e = min(tokens, s + most)
+        for b in range(batches):
+            first = b * batch_stride
+            out.append(Chunk(slice(b, b + 1), slice(s, e), slice(first + s, first + e), 0))
+    return out
+
+
+def chunks_that_fit(
+    batches: int, tokens: int, batch_stride: int, most: int, fits: Callable[[Chunk], bool], what: str
+) -> list[Chunk]:
+    """Return the largest chunks (halving from `most` tokens) all of which fit; `DeviceError` if one token does not."""
+    most = max(1, min(most, max(1, batches * tokens)))
+    while True:
+        made = chunks(batches, tokens, batch_stride, most)
+        if all(map(fits, made)):
+            return made
+        if most == 1:
+            raise DeviceError(f"{what}: one token alone does not fit the device's largest allocation")
+        most = -(-most // 2)

@@ -1,0 +1,44 @@
+"""One kernel call with its arguments bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyopencl
+
+
+class Launch:
+    """A kernel object of its own (setting arguments is not thread-safe) with all arguments set, and its sizes."""
+
+    def __init__(
+        self,
+        program: pyopencl.Program,
+        name: str,
+        global_size: tuple[int, ...],
+        local_size: tuple[int, ...] | None,
+        arguments: Sequence[Any],
+    ) -> None:
+        import pyopencl as cl
+
+        self.kernel = cl.Kernel(program, name)
+        self.kernel.set_args(*arguments)
+        self.global_size = global_size
+        self.local_size = local_size
+        # OpenCL keeps no reference to buffers given as arguments before the launch.
+        self._arguments = tuple(arguments)
+
+    def enqueue(self, queue: pyopencl.CommandQueue, wait_for: Sequence[Any] | None = None) -> pyopencl.Event:
+        """Put the call on the queue and return its event."""
+        import pyopencl as cl
+
+        return cl.enqueue_nd_range_kernel(queue, self.kernel, self.global_size, self.local_size, wait_for=wait_for)
+
+
+def local_size_for(kind: str, dimensions: int) -> tuple[int, ...] | None:
+    """Return the work-group's size: one work-item on a CPU, where each does a whole row, else the driver's choice.
+
+    A fixed size keeps PoCL from compiling the kernel anew for every shape.
+    """
+    return (1,) * dimensions if kind == "cpu" else None

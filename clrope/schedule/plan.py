@@ -1,0 +1,298 @@
+"""`Plan`: everything of a call checked, built and bound once; run as often as wanted (FFTW's habit)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays import Operand, check_out, operand
+from ..errors import DeviceError, ShapeError
+from ..layout import TensorView
+from ..program.variants import Variant
+from .chunks import Chunk, chunks_that_fit
+from .launch import Launch
+from .memory import HostBuffers, stretch_of
+from .rotation import Rotation
+from .tables import Real, Tables, real_of
+
+if TYPE_CHECKING:
+    import pyopencl
+
+    from ..device import DeviceInfo
+
+Transfer = Literal["auto", "map", "copy"]
+#: Bytes of a tensor that travel at once to a device with memory of its own.
+COPY_CHUNK_BYTES = 16 << 20
+#: Bytes that the tables of one chunk may take.
+TABLE_BYTES = 128 << 20
+
+
+class TableSource(Protocol):
+    """Where the cos and sin of some rows come from."""
+
+    @property
+    def batch_stride(self) -> int:
+        """Rows from one batch to the next; 0 if all share them."""
+
+    @property
+    def row_width(self) -> int:
+        """Numbers in one row of cos."""
+
+    def move_to(self, positions: Any) -> None:
+        """Take other positions of the same number of rows."""
+
+    def tables(self, queue: pyopencl.CommandQueue, device: DeviceInfo, rows: slice, real: Real) -> Tables:
+        """Return the tables of those rows."""
+
+
+@dataclass(eq=False)
+class Part:
+    """One tensor of a plan: input, output, how its pairs lie."""
+
+    x: Operand
+    out: Operand
+    rotation: Rotation
+
+
+@dataclass(eq=False)
+class _Step:
+    """One chunk of one part, bound to buffers; the launch is made when its tables are known."""
+
+    part: Part
+    chunk: Chunk
+    x: tuple[Any, TensorView]
+    y: tuple[Any, TensorView]
+    variant: Variant
+    tables: Tables | None = None
+    launch: Launch | None = None
+
+
+class Plan:
+    """A checked and bound call. Made by `Rope.plan`; `run()` does the work and returns the result.
+
+    Results go to the same output at every run. Device arrays: the launches are put on the queue and `run` returns at
+    once; the output carries the events. Host arrays: `run` returns when the result is there.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        source: TableSource,
+        device: DeviceInfo,
+        queue: pyopencl.CommandQueue,
+        *,
+        single: bool,
+        variant: Variant | None = None,
+        transfer: Transfer = "auto",
+        copy_chunk_bytes: int = COPY_CHUNK_BYTES,
+    ) -> None:
+        self.device = device
+        self.queue = queue
+        self.source = source
+        self._parts = list(parts)
+        self._single = single
+        self._variant = variant
+        self._copy_chunk_bytes = copy_chunk_bytes
+        self._lock = threading.Lock()
+        if transfer not in ("auto", "map", "copy"):
+            raise ShapeError(f"transfer: got {transfer!r}, allowed are 'auto', 'map', 'copy'")
+        self._map = transfer == "map" or (transfer == "auto" and device.host_unified)
+        for part in self._parts:
+            if part.x.view.dtype == "f64" and not device.fp64:
+                raise DeviceError(f"device {device.name!r} on {device.platform!r} has no fp64, float64 tensors need it")
+        self._hosts: list[HostBuffers] = []
+        self._steps: list[_Step] = []
+        self._fresh = True
+        self._bind()
+
+    @property
+    def variants(self) -> list[Variant]:
+        """The kernel spelling of each launch."""
+        return [step.variant for step in self._steps]
+
+    @property
+    def launches(self) -> int:
+        """Number of rotation launches of one run."""
+        return len(self._steps)
+
+    @property
+    def out(self) -> Any:
+        """The output, or a tuple of them."""
+        return self._parts[0].out.original if self._single else tuple(part.out.original for part in self._parts)
+
+    def run(self, x: Any = None, positions: Any = None, *, wait_for: Sequence[pyopencl.Event] | None = None) -> Any:
+        """Do it (again): read the inputs as they are now, write the outputs, return them.
+
+        x: other arrays of the same kind, shape, strides and dtype, as many as the plan was made for; an in-place plan
+        then rotates these in place. positions: other positions, valid from this run on. wait_for: events that the
+        first launch waits for. Raises `ShapeError` for arrays or positions that do not fit the plan.
+        """
+        with self._lock:
+            if positions is not None:
+                self.source.move_to(positions)
+            if x is not None:
+                self._take(x)
+            waits = list(wait_for or ())
+            for part in self._parts:
+                if part.x.kind == "opencl":
+                    waits += part.x.array.events + (part.out.array.events if part.out is not part.x else [])
+            if not self._fresh:
+                for host in self._hosts:
+                    host.to_device(self.queue)
+            self._fresh = False
+            events = []
+            for step in self._steps:
+                if step.part.x.kind != "opencl" and not self._map:
+                    self._run_copied(step, waits)
+                    continue
+                event = self._launch(step).enqueue(self.queue, [*waits, *self._ready(step)] or None)
+                if step.part.out.kind == "opencl":
+                    step.part.out.array.add_event(event)
+                else:
+                    events.append(event)
+            for host in self._hosts:
+                host.to_host(self.queue, events)
+        return self.out
+
+    def _take(self, x: Any) -> None:
+        given = [x] if self._single else list(x)
+        if len(given) != len(self._parts):
+            raise ShapeError(f"x: got {len(given)} arrays, the plan was made for {len(self._parts)}")
+        parts = []
+        for new, part in zip(given, self._parts, strict=True):
+            taken = operand(new, part.x.layout, writable=part.rotation.in_place)
+            same = replace(taken.view, offset=0) == replace(part.x.view, offset=0) and taken.kind == part.x.kind
+            if not same:
+                raise ShapeError(
+                    f"x: got shape {list(taken.view.shape)}, strides {list(taken.view.strides)}, {taken.view.dtype} in "
+                    f"{taken.kind} memory; the plan was made for shape {list(part.x.view.shape)}, strides "
+                    f"{list(part.x.view.strides)}, {part.x.view.dtype} in {part.x.kind} memory (order b, s, n, d)"
+                )
+            out = taken if part.rotation.in_place else part.out
+            if not part.rotation.in_place and check_out(taken, out):
+                raise ShapeError("x: is the plan's own output, the plan was made to rotate out of place")
+            parts.append(Part(taken, out, part.rotation))
+        self._parts = parts
+        self._hosts, self._steps, self._fresh = [], [], True
+        self._bind()
+
+    def _ready(self, step: _Step) -> list[Any]:
+        tables = step.tables
+        return [tables.ready] if tables is not None and tables.ready is not None else []
+
+    def _launch(self, step: _Step) -> Launch:
+        real = real_of(step.part.x.view.dtype)
+        tables = self.source.tables(self.queue, self.device, step.chunk.rows, real)
+        if step.launch is None or step.tables is not tables:
+            step.tables = tables
+            step.launch = step.part.rotation.launch(
+                self.queue.context, self.device, step.variant, step.x, step.y, tables, step.chunk.row_stride
+            )
+        return step.launch
+
+    def _bind(self) -> None:
+        for part in self._parts:
+            if part.x.view.size == 0:
+                continue
+            if part.x.kind == "opencl":
+                for chunk in self._chunks(part, lambda _: True):
+                    xb, yb = part.x.array.base_data, part.out.array.base_data
+                    self._step(part, chunk, (xb, _cut(part.x, chunk)), (yb, _cut(part.out, chunk)))
+            elif self._map:
+                self._bind_mapped(part)
+            else:
+                self._bind_copied(part)
+
+    def _step(self, part: Part, chunk: Chunk, x: tuple[Any, TensorView], y: tuple[Any, TensorView]) -> None:
+        variant = part.rotation.variant_for(self.device, x[1], y[1], self._variant)
+        self._steps.append(_Step(part, chunk, x, y, variant))
+
+    def _chunks(self, part: Part, fits: Any, most: int | None = None) -> list[Chunk]:
+        batches, tokens = part.x.view.shape[:2]
+        real_bytes = 8 if part.x.view.dtype == "f64" else 4
+        table_tokens = max(1, min(TABLE_BYTES, self.device.max_alloc) // (self.source.row_width * real_bytes))
+        most = min(table_tokens, most or table_tokens)
+        return chunks_that_fit(batches, tokens, self.source.batch_stride, most, fits, "x")
+
+    def _bind_mapped(self, part: Part) -> None:
+        def stretches(chunk: Chunk) -> list[Any]:
+            made = [stretch_of(part.x, _cut(part.x, chunk), part.rotation.in_place)]
+            if not part.rotation.in_place:
+                made.append(stretch_of(part.out, _cut(part.out, chunk), True))
+            return made
+
+        def fits(chunk: Chunk) -> bool:
+            made = stretches(chunk)
+            # Overlapping stretches become one buffer; then it is their union that has to fit.
+            union = max(s.high for s in made) - min(s.low for s in made)
+            apart = len(made) == 2 and (made[0].high <= made[1].low or made[1].high <= made[0].low)
+            return max(s.high - s.low for s in made) <= limit if apart else union <= limit
+
+        limit = self.device.max_alloc
+        for chunk in self._chunks(part, fits):
+            host = HostBuffers(self.queue.context, stretches(chunk))
+            self._hosts.append(host)
+            x = host.place(part.x, _cut(part.x, chunk))
+            y = x if part.rotation.in_place else host.place(part.out, _cut(part.out, chunk))
+            self._step(part, chunk, x, y)
+
+    def _bind_copied(self, part: Part) -> None:
+        import pyopencl as cl
+
+        _, _, heads, head_dim = part.x.view.shape
+        token_bytes = heads * head_dim * part.x.view.itemsize
+        most = max(1, min(self._copy_chunk_bytes, self.device.max_alloc) // max(1, token_bytes))
+        made = self._chunks(part, lambda _: True, most)
+        largest = max((c.batches.stop - c.batches.start) * (c.tokens.stop - c.tokens.start) for c in made) * token_bytes
+        # The queue is in order, so one pair of buffers serves every chunk.
+        x_buffer = cl.Buffer(self.queue.context, cl.mem_flags.READ_WRITE, largest)
+        y_buffer = (
+            x_buffer if part.rotation.in_place else cl.Buffer(self.queue.context, cl.mem_flags.WRITE_ONLY, largest)
+        )
+        for chunk in made:
+            shape = (chunk.batches.stop - chunk.batches.start, chunk.tokens.stop - chunk.tokens.start, heads, head_dim)
+            dense = TensorView.dense(shape, part.x.view.dtype)
+            self._step(part, chunk, (x_buffer, dense), (y_buffer, dense))
+
+    def _run_copied(self, step: _Step, waits: list[Any]) -> None:
+        import pyopencl as cl
+
+        source, target = (_bits(operand, step.chunk) for operand in (step.part.x, step.part.out))
+        cl.enqueue_copy(self.queue, step.x[0], np.ascontiguousarray(source), wait_for=waits or None)
+        event = self._launch(step).enqueue(self.queue, self._ready(step) or None)
+        result = np.empty(target.shape, target.dtype)
+        cl.enqueue_copy(self.queue, result, step.y[0], wait_for=[event])
+        target[...] = result
+
+
+class EmptyPlan(Plan):
+    """The plan of tensors without elements: nothing to launch, no device needed."""
+
+    def __init__(self, parts: Sequence[Part], single: bool) -> None:
+        self._parts = list(parts)
+        self._single = single
+        self._steps = []
+
+    def run(self, x: Any = None, positions: Any = None, *, wait_for: Sequence[pyopencl.Event] | None = None) -> Any:
+        """Return the empty output."""
+        return self.out
+
+
+def _cut(operand: Operand, chunk: Chunk) -> TensorView:
+    return operand.view.part(chunk.batches, chunk.tokens)
+
+
+def _bits(operand: Operand, chunk: Chunk) -> npt.NDArray[Any]:
+    """Return the chunk of a host operand in the order b, s, n, d, as unsigned integers (bfloat16 has no buffer protocol)."""
+    assert operand.host is not None
+    array = operand.host.view(np.dtype(f"u{operand.view.itemsize}"))
+    letters = operand.layout
+    if "b" not in letters:
+        array, letters = array[None], "b" + letters
+    ordered = array.transpose([letters.index(c) for c in "bsnd"])
+    return ordered[chunk.batches, chunk.tokens]

@@ -1,0 +1,219 @@
+"""Stage 1: cos and sin on the device, from a configuration's phases or from the caller's tables; remembered per context.
+
+A decoder asks for the same positions in every layer: tables of the last few (configuration, positions) are kept.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ..angles import AngleTable, angle_table
+from ..config import RopeConfig
+from ..layout import TensorView
+from ..program.build import program
+from ..program.variants import STORAGE_OPTIONS
+from .launch import Launch, local_size_for
+
+if TYPE_CHECKING:
+    import pyopencl
+
+Real = Literal["f32", "f64"]
+#: Tables kept per context, and bytes they may take together.
+KEPT_TABLES = 8
+KEPT_BYTES = 256 << 20
+
+
+@dataclass(eq=False)
+class Tables:
+    """cos and sin on the device, REAL[rows][pairs] ([rows][2 pairs] if full), and the event after which they hold."""
+
+    cosine: pyopencl.Buffer
+    sine: pyopencl.Buffer
+    ready: pyopencl.Event | None
+    full: bool = False
+
+
+@dataclass(eq=False)
+class _Kept:
+    key: tuple[Any, ...]
+    rows: npt.NDArray[np.int64]
+    tables: Tables
+    nbytes: int
+
+
+class _ContextState:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.kept: list[_Kept] = []
+        self.constants: dict[Any, tuple[Any, ...]] = {}
+
+
+_states: weakref.WeakKeyDictionary[Any, _ContextState] = weakref.WeakKeyDictionary()
+_states_lock = threading.Lock()
+
+
+def _state(context: pyopencl.Context) -> _ContextState:
+    with _states_lock:
+        return _states.setdefault(context, _ContextState())
+
+
+def real_of(dtype: str) -> Real:
+    """Return the computing type of a storage type."""
+    return "f64" if dtype == "f64" else "f32"
+
+
+def upload(context: pyopencl.Context, array: npt.NDArray[Any]) -> pyopencl.Buffer:
+    """Return a read-only buffer with a copy of a C-order array."""
+    import pyopencl as cl
+
+    flags = cl.mem_flags
+    return cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=np.ascontiguousarray(array))
+
+
+def tables_of_config(
+    queue: pyopencl.CommandQueue, kind: str, config: RopeConfig, rows: npt.NDArray[np.int64], real: Real, wide: bool
+) -> Tables:
+    """Return cos and sin of int64[axes, R] positions; config has n_dims set. Computed at most once while kept.
+
+    wide: use the steps' lower bits (positions beyond ±2**31; always for f64).
+    """
+    context = queue.context
+    state = _state(context)
+    wide = wide or real == "f64"
+    key = (config, real, wide, queue.device.int_ptr)
+    with state.lock:
+        for place, kept in enumerate(state.kept):
+            if kept.key == key and kept.rows.shape == rows.shape and np.array_equal(kept.rows, rows):
+                state.kept.append(state.kept.pop(place))
+                return kept.tables
+        tables = _compute(queue, kind, config, rows, real, wide, state)
+        nbytes = 2 * rows.shape[1] * config.n_pairs(None) * (8 if real == "f64" else 4)
+        state.kept.append(_Kept(key, rows.copy(), tables, nbytes))
+        while len(state.kept) > KEPT_TABLES or (
+            len(state.kept) > 1 and sum(kept.nbytes for kept in state.kept) > KEPT_BYTES
+        ):
+            state.kept.pop(0)
+        return tables
+
+
+def forget_tables(context: pyopencl.Context) -> None:
+    """Drop the tables kept for a context (they are only a memory of earlier calls)."""
+    state = _state(context)
+    with state.lock:
+        state.kept.clear()
+
+
+def _compute(
+    queue: pyopencl.CommandQueue,
+    kind: str,
+    config: RopeConfig,
+    rows: npt.NDArray[np.int64],
+    real: Real,
+    wide: bool,
+    state: _ContextState,
+) -> Tables:
+    import pyopencl as cl
+
+    context, count = queue.context, int(rows.shape[1])
+    table = angle_table(config)
+    pairs = table.pairs
+    size = count * pairs * (8 if real == "f64" else 4)
+    cosine, sine = (cl.Buffer(context, cl.mem_flags.READ_WRITE, size) for _ in range(2))
+    positions = upload(context, rows)
+    scalar = np.float64 if real == "f64" else np.float32
+    constants = _constants(context, config, table, state)
+    options = [STORAGE_OPTIONS[real]] + (["-DWIDE_PHASE"] if wide and config.angles == "exact" else [])
+    if config.angles == "ggml":
+        g = table.ggml
+        exponent, factor, mix, axis = constants
+        launch = Launch(
+            program(context, queue.device, "cache_init_ggml.cl", options),
+            "rope_cache_init_ggml",
+            (pairs, count),
+            local_size_for(kind, 2),
+            [positions, np.int32(count), np.int32(pairs), g.theta_scale, g.freq_scale, g.magnitude, np.int32(g.yarn),
+             exponent, factor, mix, axis, cosine, sine],
+        )  # fmt: skip
+    else:
+        step, step_low, axis = constants
+        per_item = pairs if kind == "cpu" else 1
+        launch = Launch(
+            program(context, queue.device, "cache_init.cl", options),
+            "rope_cache_init",
+            (-(-pairs // per_item), count),
+            local_size_for(kind, 2),
+            [positions, np.int32(count), np.int32(pairs), np.int32(per_item), step, step_low, axis,
+             scalar(table.magnitude), cosine, sine],
+        )  # fmt: skip
+    return Tables(cosine, sine, launch.enqueue(queue))
+
+
+def _constants(
+    context: pyopencl.Context, config: RopeConfig, table: AngleTable, state: _ContextState
+) -> tuple[pyopencl.Buffer, ...]:
+    if config not in state.constants:
+        arrays: Sequence[npt.NDArray[Any]] = (table.step, table.step_low, table.axis)
+        if config.angles == "ggml":
+            arrays = (table.ggml.exponent, table.ggml.factor, table.ggml.mix, table.axis)
+        if len(state.constants) >= 256:
+            state.constants.clear()
+        state.constants[config] = tuple(upload(context, array) for array in arrays)
+    return state.constants[config]
+
+
+@dataclass(frozen=True, eq=False)
+class TableColumns:
+    """How the columns of a caller's table become the kernel's: see `kernels/gather_tables.cl`."""
+
+    width: int
+    split: int
+    step: int
+    distance: int
+    full: bool
+
+
+def tables_of_arrays(
+    queue: pyopencl.CommandQueue,
+    kind: str,
+    cosine: tuple[pyopencl.Buffer, TensorView],
+    sine: tuple[pyopencl.Buffer, TensorView],
+    columns: TableColumns,
+    index: npt.NDArray[np.int64] | None,
+    rows: int,
+    rows_per_batch: int,
+    real: Real,
+    wait_for: Sequence[Any] | None = None,
+) -> Tables:
+    """Gather rows of the caller's tables: views of shape (batches, rows, 1, columns); index picks rows, or all in turn."""
+    import pyopencl as cl
+
+    context = queue.context
+    (cos_buffer, cos_view), (sin_buffer, sin_view) = cosine, sine
+    size = rows * columns.width * (8 if real == "f64" else 4)
+    outputs = [cl.Buffer(context, cl.mem_flags.READ_WRITE, size) for _ in range(2)]
+    picked = upload(context, index if index is not None else np.zeros(1, dtype=np.int64))
+    where = [
+        np.int64(n)
+        for view in (cos_view, sin_view)
+        for n in (view.offset, view.strides[0], view.strides[1], view.strides[3])
+    ]
+    options = [STORAGE_OPTIONS[cos_view.dtype]]
+    if real == "f64" and cos_view.dtype != "f64":
+        options.append("-DREAL_F64")
+    launch = Launch(
+        program(context, queue.device, "gather_tables.cl", options),
+        "rope_gather_tables",
+        (columns.width, rows),
+        local_size_for(kind, 2),
+        [cos_buffer, *where[:4], sin_buffer, *where[4:], picked, np.int32(index is not None),
+         np.int32(rows_per_batch), np.int32(columns.width), np.int32(columns.split), np.int32(columns.step),
+         np.int32(columns.distance), *outputs],
+    )  # fmt: skip
+    return Tables(outputs[0], outputs[1], launch.enqueue(queue, wait_for), columns.full)

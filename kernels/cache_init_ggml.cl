@@ -1,0 +1,85 @@
+// Stage 1 with ggml's own angles: theta = position, then theta *= theta_scale from pair to pair in float, each product
+// rounded, divided by the pair's factor, blended by YaRN's mix. cos and sin of that float are then taken exactly: its
+// fraction of a turn comes from an integer product with the bits of 1/(2 pi), as long as its exponent needs.
+//
+// Arguments as in cache_init.cl; exponent counts the multiplications behind each pair. Global size: (pairs, rows).
+#include "arithmetic.clh"
+#include "phase.clh"
+
+// The first 256 bits of 1/(2 pi) behind the binary point, in 32-bit digits; two digits of zeros before them, for
+// angles below 1.
+__constant uint inverse_two_pi[12] = {0u,          0u,          0u,          0x28be60dbu, 0x9391054au, 0x7f09d5f4u,
+                                      0x7d4d3770u, 0x36d8a566u, 0x4f10e410u, 0x7f9458eau, 0xf7aef158u, 0x6dc91b8eu};
+
+// Quotient rounded to nearest even; the language allows `/` an error of 2.5 ulp. Both sides are normal numbers.
+inline float divide(float a, float b) {
+  const uint ua = as_uint(a), ub = as_uint(b);
+  if ((ua & 0x7fffffffu) == 0u || ub == 0x3f800000u)
+    return a;
+  const int ea = (int)((ua >> 23) & 255u), eb = (int)((ub >> 23) & 255u);
+  const ulong ma = (ua & 0x7fffffu) | 0x800000u, mb = (ub & 0x7fffffu) | 0x800000u;
+  // The quotient of two 24-bit numbers, with 26 or 27 bits and the remainder as a sticky bit.
+  const ulong n = ma << 26;
+  ulong q = n / mb;
+  int e = ea - eb + 127;
+  ulong sticky = (n - q * mb) != 0ul;
+  if (q < (1ul << 26)) {
+    q = (q << 1) | 0ul;
+    const ulong n2 = ma << 27;
+    q = n2 / mb;
+    sticky = (n2 - q * mb) != 0ul;
+    e -= 1;
+  }
+  const uint sign = (ua ^ ub) & 0x80000000u;
+  uint m = (uint)(q >> 3);
+  const uint low = ((uint)q & 7u);
+  const uint up = (low > 4u || (low == 4u && (sticky || (m & 1u)))) ? 1u : 0u;
+  m += up;
+  if (e <= 0)
+    return as_float(sign); // below the normal numbers: less than 2^-126 radians
+  if (e >= 255)
+    return as_float(sign | 0x7f800000u);
+  return as_float(sign | (((uint)e << 23) + (m - 0x800000u)));
+}
+
+// Fraction of a turn of an angle in radians.
+inline ulong phase_of_radians(float theta) {
+  const uint bits = as_uint(theta);
+  const int exponent = (int)((bits >> 23) & 255u) - 150; // theta = mantissa * 2^exponent
+  const ulong mantissa = (bits & 0x7fffffu) | 0x800000u;
+  if ((bits & 0x7fffffffu) < 0x00800000u || exponent < -96)
+    return 0ul; // zero, or less than 2^-70 of a turn
+  // 96 bits of 1/(2 pi) from the place where its product with 2^exponent has its binary point.
+  const int place = exponent + 96;
+  const int digit = place >> 5, shift = place & 31;
+  uint w[4];
+  for (int k = 0; k < 4; ++k)
+    w[k] = digit + k < 12 ? inverse_two_pi[digit + k] : 0u;
+  ulong high = ((ulong)w[0] << 32) | w[1], low = ((ulong)w[2] << 32) | w[3];
+  if (shift) {
+    high = (high << shift) | (low >> (64 - shift));
+    low = low << shift;
+  }
+  const ulong phase = mantissa * high + ((mantissa * (low >> 32)) >> 32);
+  return (bits & 0x80000000u) ? 0ul - phase : phase;
+}
+
+__kernel void rope_cache_init_ggml(__global const long *positions, const int rows, const int pairs,
+                                   const float theta_scale, const float freq_scale, const float magnitude,
+                                   const int yarn, __global const int *exponent, __global const float *factor,
+                                   __global const float *mix, __global const uchar *axis, __global REAL *cosine,
+                                   __global REAL *sine) {
+  const int i = (int)get_global_id(0), row = (int)get_global_id(1);
+  float theta = (float)positions[(size_t)axis[i] * (size_t)rows + (size_t)row];
+  for (int k = exponent[i]; k > 0; --k)
+    theta = theta * theta_scale;
+  const float extrapolated = divide(theta, factor[i]);
+  float angle = freq_scale * extrapolated;
+  if (yarn)
+    angle = angle * (1.0f - mix[i]) + extrapolated * mix[i];
+  REAL c, s;
+  cos_sin_of_phase(phase_of_radians(angle), &c, &s);
+  const size_t at = (size_t)row * (size_t)pairs + (size_t)i;
+  cosine[at] = c * (REAL)magnitude;
+  sine[at] = s * (REAL)magnitude;
+}
