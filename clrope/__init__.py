@@ -16,6 +16,7 @@ from .device import DeviceInfo, device, devices
 from .errors import BuildError, ConfigError, DeviceError, RopeError, ShapeError
 from .layout import TensorView
 from .operation import Rope
+from .tables import rotate
 
 __version__ = "0.1.0"
 
@@ -37,4 +38,5 @@ __all__ = [
     "layout",
     "reference",
     "rope",
+    "rotate",
 ]

@@ -48,7 +48,7 @@ class AngleTable:
     """Per pair i of a head: how far it turns for each step of its position.
 
     step:      uint64[pairs], omega[i] / 2π as a fraction of a turn, rounded to the nearest 2**-64.
-    step_low:  int64[pairs], what that rounding left, in units of 2**-128 of a turn (needed beyond ±2**31 and in float64).
+    step_low:  int64[pairs], what that rounding left, in 2**-128 of a turn (for positions beyond ±2**31 and float64).
     axis:      uint8[pairs], which of the rows t, h, w, e of the positions drives the pair (0 without sections).
     omega:     float64[pairs], radians per position.
     magnitude: factor on cos and sin.

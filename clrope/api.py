@@ -11,7 +11,7 @@ from .errors import ConfigError
 from .operation import Rope
 
 _OPS_KEPT = 64
-_ops: OrderedDict[tuple[RopeConfig, Any], Rope] = OrderedDict()
+_ops: OrderedDict[tuple[Any, ...], Rope] = OrderedDict()
 _lock = threading.Lock()
 
 

@@ -155,7 +155,7 @@ def shares_memory(a: TensorView, b: TensorView) -> bool:
     if a1 <= b0 or b1 <= a0:
         return False
     try:
-        return bool(np.shares_memory(_Place(a).array(), _Place(b).array(), max_work=100_000))
+        return bool(np.shares_memory(_Place(a).array(), _Place(b).array(), max_work=100_000))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 

@@ -114,7 +114,9 @@ class RopeConfig:
     angles: Angles = "exact"
 
     def __post_init__(self) -> None:
-        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 - frozen dataclass
+        def put(name: str, value: object) -> None:  # frozen dataclass
+            object.__setattr__(self, name, value)
+
         put("mode", parse_mode(self.mode))
         if self.n_dims is not None:
             put("n_dims", _integer("n_dims", self.n_dims, 2))

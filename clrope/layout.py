@@ -34,7 +34,8 @@ def dtype_name(dtype: Any, argument: str = "x") -> str:
     name = _NAMES.get(np.dtype(dtype))
     if name is None:
         raise ShapeError(
-            f"{argument}: got dtype {np.dtype(dtype)}, allowed are float16, bfloat16, float32, float64 in native byte order"
+            f"{argument}: got dtype {np.dtype(dtype)}, allowed are float16, bfloat16, float32, float64 "
+            "in native byte order"
         )
     return name
 
@@ -154,7 +155,7 @@ class TensorView:
 
     @property
     def span(self) -> tuple[int, int]:
-        """Half-open range of element indices in the buffer that the tensor touches; empty tensors have (offset, offset)."""
+        """Half-open range of the elements of the buffer that the tensor touches; (offset, offset) if it is empty."""
         if self.size == 0:
             return self.offset, self.offset
         reach = [step * (length - 1) for step, length in zip(self.strides, self.shape, strict=True)]

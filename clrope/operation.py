@@ -121,7 +121,7 @@ class Rope:
     def cos_sin(self, positions: Any, *, head_dim: int | None = None) -> tuple[Any, Any]:
         """Return (cos, sin), NumPy float32 [rows, pairs], times the magnitude, made by the device's kernels.
 
-        positions: an int, [R], or [3, R] / [4, R] in section modes. head_dim: needed if the configuration has no n_dims.
+        positions: an int, [R], or [3, R] / [4, R] in section modes. head_dim: needed if n_dims is not set.
         """
         import pyopencl as cl
 
@@ -148,7 +148,7 @@ class Rope:
                 self._target = chosen, queue_for(chosen if _is_name(self._selector) else self._selector)
             return self._target
 
-    def _target_of(self, operands: list[Operand]) -> tuple[DeviceInfo, pyopencl.CommandQueue]:
+    def target_of(self, operands: list[Operand]) -> tuple[DeviceInfo, pyopencl.CommandQueue]:
         """Return device and queue: the arrays' own where they live on a device."""
         arrays = [o.array for o in operands if o.kind == "opencl"]
         if not arrays:
@@ -174,7 +174,7 @@ class Rope:
         inputs = [operand(a, layout) for a in ([x] if single else x)]
         if not inputs:
             raise ShapeError("x: got no arrays")
-        outputs = _outputs(inputs, out, single, layout)
+        outputs = outputs_of(inputs, out, single, layout)
         first = inputs[0].view.shape
         configs = []
         for o in inputs:
@@ -196,12 +196,12 @@ class Rope:
         ]
         if not any(part.x.view.size for part in parts):
             return EmptyPlan(parts, single)
-        target, queue = self._target_of(inputs)
+        target, queue = self.target_of(inputs)
         source = ConfigTables(config, where, first[0], first[1])
         return Plan(parts, source, target, queue, single=single, variant=self.variant, transfer=transfer)
 
 
-def _outputs(inputs: list[Operand], out: Any, single: bool, layout: str) -> list[Operand | None]:
+def outputs_of(inputs: list[Operand], out: Any, single: bool, layout: str) -> list[Operand | None]:
     """Return the checked outputs; an output that is the input's own memory is returned as the input itself."""
     if out is None:
         return [None] * len(inputs)
@@ -239,7 +239,7 @@ def operands_overlap(a: Operand, b: Operand) -> bool:
     assert a.host is not None
     assert b.host is not None
     try:
-        return bool(np.shares_memory(a.host, b.host, max_work=100_000))
+        return bool(np.shares_memory(a.host, b.host, max_work=100_000))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 

@@ -67,9 +67,8 @@ def _discover(refresh: bool) -> _State:
     plan = icd.make_plan()
     started = _state.started if _state else icd.already_started(plan)
     plan, seen = enumerate_devices(plan, refresh=refresh)
-    entries = [_broken_entry(plan, b) for b in seen.broken]
-    entries += [_unloaded_entry(plan, library, message) for library, message in seen.unloaded.items()]
     if not seen.safe:
+        entries = [_broken_entry(plan, b) for b in seen.broken]
         return _State(os.getpid(), [*_out_of_reach(plan, seen), *entries], started)
     environment = plan.environment()
     decisions = _decide_pocl(plan, seen, environment, refresh)
@@ -106,6 +105,8 @@ def _discover(refresh: bool) -> _State:
         # What is remembered may be out of date (a device taken away): look again before saying so.
         _, seen = enumerate_devices(plan, refresh=True)
         hidden = _hidden(plan, seen, counted, started)
+    entries = [_broken_entry(plan, b) for b in seen.broken]
+    entries += [_unloaded_entry(plan, library, message) for library, message in seen.unloaded.items()]
     return _State(os.getpid(), [*out, *hidden, *entries, *_passed_over(plan)], started)
 
 

@@ -51,8 +51,8 @@ class Icd:
         return f"{os.path.basename(self.path)} ({self.library})"
 
     def stamp(self) -> list[Any]:
-        """Return what identifies this state of the files."""
-        return [self.path, self.library, *_stat(self.path), *_stat(self.library)]
+        """Return what identifies this state of the files; the folder too, since a library that it needs may come."""
+        return [self.path, self.library, *map(_stat, (self.path, self.library, os.path.dirname(self.library)))]
 
 
 @dataclass(frozen=True)

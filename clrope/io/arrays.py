@@ -42,6 +42,8 @@ _SAFETENSORS: dict[str, np.dtype[Any]] = {
     "BF16": BFLOAT16,
 }
 _SAFETENSORS_NAMES = {dtype: name for name, dtype in _SAFETENSORS.items()}
+#: What parsing a damaged file raises.
+_DAMAGED = (ValueError, KeyError, TypeError, AttributeError)
 #: The format's own limit on its header.
 _MAX_HEADER = 100_000_000
 
@@ -66,7 +68,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
         return _read_safetensors(path)[0]
     except OSError as error:
         raise RopeError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
+    except (*_DAMAGED, zipfile.BadZipFile, EOFError) as error:
         raise RopeError(f"{path}: not a readable .{kind} file ({error})") from error
 
 
@@ -79,7 +81,7 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
         return _read_safetensors(path)[1]
     except OSError as error:
         raise RopeError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except ValueError as error:
+    except _DAMAGED as error:
         raise RopeError(f"{path}: not a readable .safetensors file ({error})") from error
 
 
@@ -126,14 +128,12 @@ def _from_numpy(array: Array) -> Array:
 
 def _load_npy(path: Path) -> Array:
     with open(path, "rb") as file:
-        version = np.lib.format.read_magic(file)  # its error says what is wrong with the file; np.load's is of pickles
-        del version
+        np.lib.format.read_magic(file)  # its error says what is wrong with the file; np.load's is of pickles
     try:
-        mapped: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except ValueError:
         # An empty array cannot be mapped. What is wrong in another way fails here again.
-        mapped = np.load(path, allow_pickle=False)
-    return mapped
+        return np.asarray(np.load(path, allow_pickle=False))
 
 
 def _write_npy(file: IO[bytes], array: Array) -> None:
@@ -162,7 +162,9 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
         raise ValueError("its header is not a JSON object")
     metadata = header.pop("__metadata__", None) or {}
     start, room = 8 + length, size - 8 - length
-    data = np.memmap(path, dtype=np.uint8, mode="r", offset=start, shape=(room,)) if room else np.empty(0, np.uint8)
+    data: Array = np.empty(0, np.uint8)
+    if room:
+        data = np.asarray(np.memmap(path, dtype=np.uint8, mode="r", offset=start, shape=(room,)))
     entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"][0])
     return {name: _tensor(name, entry, data) for name, entry in entries}, dict(metadata)
 
@@ -173,7 +175,11 @@ def _tensor(name: str, entry: Mapping[str, Any], data: Array) -> Array:
         raise ValueError(f"tensor {name!r} has type {entry['dtype']}, known are {', '.join(_SAFETENSORS)}")
     begin, end = entry["data_offsets"]
     shape = tuple(entry["shape"])
-    if not 0 <= begin <= end <= data.shape[0] or end - begin != math.prod(shape) * dtype.itemsize:
+    if (
+        min(shape, default=0) < 0
+        or not 0 <= begin <= end <= data.shape[0]
+        or end - begin != math.prod(shape) * dtype.itemsize
+    ):
         raise ValueError(f"tensor {name!r} of shape {list(shape)} does not fill bytes {begin} to {end}")
     part = data[begin:end]
     # Other writers need not align tensors to their type.

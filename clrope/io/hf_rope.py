@@ -267,16 +267,16 @@ def _llama3(params: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
     factor = _factor(params, setting)
     low = positive(f"{setting.path}.low_freq_factor", _need(params, "low_freq_factor", setting))
     high = positive(f"{setting.path}.high_freq_factor", _need(params, "high_freq_factor", setting))
-    if high <= low:
-        raise ConfigError(f"{setting.path}.high_freq_factor: got {high}, it must exceed low_freq_factor = {low}")
+    if high < low:
+        raise ConfigError(f"{setting.path}.high_freq_factor: got {high}, it must not be below low_freq_factor = {low}")
     original = _original(params, setting)
     divisors = []
     for i in range(setting.dim // 2):
         wavelength = 2.0 * math.pi * setting.theta ** (2.0 * i / setting.dim)
-        if wavelength < original / high:
-            divisors.append(1.0)
-        elif wavelength > original / low:
+        if wavelength > original / low:
             divisors.append(factor)
+        elif wavelength < original / high or high == low:
+            divisors.append(1.0)
         else:
             smooth = (original / wavelength - low) / (high - low)
             divisors.append(1.0 / ((1.0 - smooth) / factor + smooth))

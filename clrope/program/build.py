@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     import pyopencl
 
 _lock = threading.Lock()
-_programs: weakref.WeakKeyDictionary[Any, dict[tuple[int, str, tuple[str, ...]], Any]] = weakref.WeakKeyDictionary()
+_programs: weakref.WeakKeyDictionary[Any, dict[tuple[int, str, tuple[str, ...]], pyopencl.Program]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def program(
@@ -46,7 +48,8 @@ def build(
         with warnings.catch_warnings():
             # PoCL prints a line for every function of an include that a kernel does not call.
             warnings.simplefilter("ignore", cl.CompilerWarning)
-            return cl.Program(context, source).build(options=list(options), devices=[device])
+            built: pyopencl.Program = cl.Program(context, source).build(options=list(options), devices=[device])
+            return built
     except cl.Error as error:
         raise BuildError(
             f"{device.name.strip()} ({device.platform.name.strip()}, driver {device.driver_version.strip()})",

@@ -16,7 +16,7 @@ from ..layout import TensorView
 from ..program.variants import Variant
 from .chunks import Chunk, chunks_that_fit
 from .launch import Launch
-from .memory import HostBuffers, stretch_of
+from .memory import HostBuffers, Stretch, stretch_of
 from .rotation import Rotation
 from .tables import Real, Tables, real_of
 
@@ -220,7 +220,7 @@ class Plan:
         return chunks_that_fit(batches, tokens, self.source.batch_stride, most, fits, "x")
 
     def _bind_mapped(self, part: Part) -> None:
-        def stretches(chunk: Chunk) -> list[Any]:
+        def stretches(chunk: Chunk) -> list[Stretch]:
             made = [stretch_of(part.x, _cut(part.x, chunk), part.rotation.in_place)]
             if not part.rotation.in_place:
                 made.append(stretch_of(part.out, _cut(part.out, chunk), True))
@@ -231,7 +231,8 @@ class Plan:
             # Overlapping stretches become one buffer; then it is their union that has to fit.
             union = max(s.high for s in made) - min(s.low for s in made)
             apart = len(made) == 2 and (made[0].high <= made[1].low or made[1].high <= made[0].low)
-            return max(s.high - s.low for s in made) <= limit if apart else union <= limit
+            size: int = max(s.high - s.low for s in made) if apart else union
+            return size <= limit
 
         limit = self.device.max_alloc
         for chunk in self._chunks(part, fits):
@@ -288,7 +289,7 @@ def _cut(operand: Operand, chunk: Chunk) -> TensorView:
 
 
 def _bits(operand: Operand, chunk: Chunk) -> npt.NDArray[Any]:
-    """Return the chunk of a host operand in the order b, s, n, d, as unsigned integers (bfloat16 has no buffer protocol)."""
+    """Return the chunk of a host operand in the order b, s, n, d, as bits (bfloat16 has no buffer protocol)."""
     assert operand.host is not None
     array = operand.host.view(np.dtype(f"u{operand.view.itemsize}"))
     letters = operand.layout

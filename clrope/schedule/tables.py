@@ -1,4 +1,4 @@
-"""Stage 1: cos and sin on the device, from a configuration's phases or from the caller's tables; remembered per context.
+"""Stage 1: cos and sin on the device, from a configuration's phases or the caller's tables; kept per context.
 
 A decoder asks for the same positions in every layer: tables of the last few (configuration, positions) are kept.
 """
@@ -191,7 +191,7 @@ def tables_of_arrays(
     real: Real,
     wait_for: Sequence[Any] | None = None,
 ) -> Tables:
-    """Gather rows of the caller's tables: views of shape (batches, rows, 1, columns); index picks rows, or all in turn."""
+    """Gather rows of the caller's tables, views of (batches, rows, 1, columns); index picks rows, without it all."""
     import pyopencl as cl
 
     context = queue.context

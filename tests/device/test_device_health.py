@@ -1,0 +1,124 @@
+"""How children end, and how the probe judges what a kernel left behind."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clrope.device import child, health, probe, store
+from clrope.device.info import Health
+
+WANT = np.arange(16, dtype=np.float32)
+POISON = np.frombuffer(b"\xa5" * 80, dtype=np.float32)
+
+
+def judge(got: np.ndarray) -> None:
+    probe.check("k", got.view(np.uint8), WANT.view(np.uint8), POISON.view(np.uint8), 4)
+
+
+def test_check_of_what_a_kernel_wrote() -> None:
+    right = POISON.copy()
+    right[:16] = WANT
+    judge(right)
+    with pytest.raises(probe.ProbeError, match="silently did not run"):
+        judge(POISON.copy())
+    wrong = right.copy()
+    wrong[[3, 5]] = -0.0
+    with pytest.raises(probe.ProbeError, match="2 wrong values of 16"):
+        judge(wrong)
+    half_done = right.copy()
+    half_done[8:16] = POISON[8:16]
+    with pytest.raises(probe.ProbeError, match="8 wrong values"):
+        judge(half_done)
+    beyond = right.copy()
+    beyond[16] = 1
+    with pytest.raises(probe.ProbeError, match="behind its output"):
+        judge(beyond)
+
+
+def ending(monkeypatch: pytest.MonkeyPatch, text: str, stage: str = "running the kernel x") -> child.ChildResult:
+    write = f"import json, os, sys, time; f = open(sys.argv[2], 'w'); f.write(json.dumps({{'stage': {stage!r}}})"
+    monkeypatch.setattr(child, "_BOOT", write + " + chr(10)); f.flush(); " + text)
+    return child.run({"job": "probe"})
+
+
+def test_a_crash_is_reported_by_its_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = ending(monkeypatch, "os.kill(os.getpid(), 11)")
+    assert result.outcome == "crash"
+    assert result.reason == "the driver crashed with SIGSEGV while running the kernel x"
+    assert health.failure(result.outcome, result.reason).hint
+
+
+def test_a_hang_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLROPE_PROBE_TIMEOUT", "1")
+    begin = time.monotonic()
+    result = ending(monkeypatch, "time.sleep(60)")
+    assert result.outcome == "timeout"
+    assert "no answer in 1 s while running the kernel x" in result.reason
+    assert time.monotonic() - begin < 20
+
+
+def test_an_exception_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = ending(monkeypatch, "raise ValueError('what it said')")
+    assert result.outcome == "error"
+    assert "what it said" in result.reason
+
+
+def test_a_child_that_never_came_to_opencl_blames_no_driver(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ending(monkeypatch, "sys.exit(3)", child.IMPORTING).outcome == "unavailable"
+    found = health.examine("k", ["p", "d", "v"], 0, {}, None, "")
+    assert found.status == "unknown"
+    assert store.get("health", "k") is None
+    monkeypatch.setattr(child.sys, "executable", "")
+    assert child.run({"job": "probe"}).outcome == "unavailable"
+
+
+def test_chatter_of_a_driver_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = ending(monkeypatch, "print('noise' * 100000); f.write(json.dumps({'answer': {'cause': ''}})); f.flush()")
+    assert result.outcome == "ok"
+    assert result.answer == {"cause": ""}
+
+
+def test_results_are_remembered_failures_not_for_ever(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def answer(cause: str) -> None:
+        def run(job: object, env: object = None) -> child.ChildResult:
+            calls.append(job)
+            return child.ChildResult("ok", {"cause": cause, "reason": "why", "copy_gbs": 3.5})
+
+        monkeypatch.setattr(child, "run", run)
+
+    def examine(key: str, refresh: bool = False) -> Health:
+        return health.examine(key, ["p", "d", "v"], 0, {}, None, "", refresh=refresh)
+
+    answer("")
+    assert examine("good") == examine("good") == Health("ok", copy_gbs=3.5)
+    assert len(calls) == 1
+    examine("good", refresh=True)
+    assert len(calls) == 2
+    answer("wrong")
+    assert examine("bad").cause == "wrong"
+    assert examine("bad").hint
+    assert len(calls) == 3
+    later = time.time() + health.FAILURE_KEPT_S + 1
+    monkeypatch.setattr(store.time, "time", lambda: later)
+    examine("good")
+    assert len(calls) == 3
+    examine("bad")
+    assert len(calls) == 4
+
+
+def test_the_key_tells_drivers_and_cpu_names_apart() -> None:
+    keys = {
+        health.key(["p", "d", "1"], "v", "pv", ["lib", 1], ""),
+        health.key(["p", "d", "2"], "v", "pv", ["lib", 1], ""),
+        health.key(["p", "d", "1"], "v", "pv", ["lib", 2], ""),
+        health.key(["p", "d", "1"], "v", "pv", ["lib", 1], "haswell"),
+    }
+    assert len(keys) == 4

@@ -1,0 +1,183 @@
+"""Drivers made visible, left out, or reported: with tiny broken drivers made by the C compiler."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clrope.device import icd
+
+Script = Callable[..., dict[str, Any]]
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="drivers are looked for in this way on Linux only")
+
+INTEL = os.path.exists(os.path.join(sys.prefix, "lib", "libintelocl.so"))
+
+ABORT_ON_LOAD = "#include <stdlib.h>\n__attribute__((constructor)) static void die(void) { abort(); }\n"
+SEGV_IN_QUERY = """
+#include <string.h>
+int clIcdGetPlatformIDsKHR(unsigned n, void **p, unsigned *count) { *(volatile int *)8 = 1; return 0; }
+int clGetPlatformInfo(void *p, unsigned what, size_t n, void *to, size_t *size) { return -30; }
+void *clGetExtensionFunctionAddress(const char *name)
+{ return !strcmp(name, "clIcdGetPlatformIDsKHR") ? (void *)clIcdGetPlatformIDsKHR
+       : !strcmp(name, "clGetPlatformInfo") ? (void *)clGetPlatformInfo : 0; }
+"""
+NEEDS_ANOTHER = "int other(void); int clGetPlatformInfo(void) { return other(); }\n"
+
+#: Put a directory of our choice in the place of /etc/OpenCL/vendors, for planning and for the loader alike.
+SYSTEM = """
+from dataclasses import replace
+from clrope.device import icd
+real_plan = icd.make_plan
+icd.system_directories = lambda loader: ({folder!r},)
+icd.make_plan = lambda: replace(real_plan(), own_directory=True)
+"""
+
+
+def library(cc: str, folder: Path, name: str, source: str, *more: str) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.c").write_text(source)
+    target = str(folder / f"lib{name}.so")
+    subprocess.run([cc, "-shared", "-fPIC", "-o", target, str(folder / f"{name}.c"), *more], check=True)
+    return target
+
+
+def vendors(folder: Path, **libraries: str) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, path in libraries.items():
+        (folder / f"{name}.icd").write_text(path + "\n")
+    return str(folder)
+
+
+def healthy(listed: list[dict[str, Any]]) -> list[str]:
+    return sorted(d["name"] for d in listed if d["health"]["status"] == "ok")
+
+
+@pytest.mark.parametrize(("source", "signal"), [(ABORT_ON_LOAD, "SIGABRT"), (SEGV_IN_QUERY, "SIGSEGV")])
+def test_a_driver_that_crashes_is_left_out(
+    script: Script, cc: str, tmp_path: Path, warm: Path, source: str, signal: str
+) -> None:
+    broken = library(cc, tmp_path / "lib", "broken", source)
+    system = SYSTEM.format(folder=vendors(tmp_path / "vendors", broken=broken))
+    usual = healthy(script("show(devices=listing())", warm)["devices"])
+    got = script(system + "show(devices=listing(), jobs=jobs, chosen=D.device().index)", warm)
+    entry = next(d for d in got["devices"] if d["icd"] == broken)
+    assert entry["health"]["cause"] == "crash"
+    assert signal in entry["health"]["reason"]
+    assert entry["health"]["hint"]
+    assert entry["index"] == "-"
+    assert healthy(got["devices"]) == usual
+    assert got["jobs"].count("enumerate") >= 3, "all, each alone, and the rest"
+    again = script(system + "show(devices=listing(), jobs=jobs)", warm)
+    assert again["jobs"] == [], "what was found out is remembered"
+    assert again["devices"] == got["devices"]
+
+
+def test_a_driver_that_crashes_and_was_named_by_the_user(
+    script: Script, cc: str, tmp_path: Path, warm: Path
+) -> None:
+    broken = library(cc, tmp_path / "lib", "broken", ABORT_ON_LOAD)
+    folder = vendors(tmp_path / "vendors", broken=broken)
+    text = """
+try:
+    D.device()
+except Exception as error:
+    show(devices=listing(), error=str(error), variable=os.environ["OCL_ICD_VENDORS"])
+"""
+    got = script(text, warm, OCL_ICD_VENDORS=folder)
+    assert got["variable"] == folder
+    assert healthy(got["devices"]) == []
+    assert broken in got["error"]
+    assert "OCL_ICD_VENDORS" in got["error"]
+
+
+def test_a_driver_that_does_not_load_is_told(script: Script, cc: str, tmp_path: Path, warm: Path) -> None:
+    other = library(cc, tmp_path / "lib", "other", "int other(void) { return 0; }\n")
+    lost = library(cc, tmp_path / "lib", "lost", NEEDS_ANOTHER, f"-L{tmp_path / 'lib'}", "-lother")
+    os.unlink(other)
+    system = SYSTEM.format(folder=vendors(tmp_path / "vendors", lost=lost))
+    got = script(system + "show(devices=listing())", warm)
+    entry = next(d for d in got["devices"] if d["icd"] == lost)
+    assert "libother.so" in entry["health"]["reason"]
+    assert healthy(got["devices"])
+
+
+def test_a_users_variable_is_kept(script: Script, tmp_path: Path, warm: Path) -> None:
+    folder = vendors(tmp_path / "none")
+    got = script("show(devices=listing(), variable=os.environ['OCL_ICD_VENDORS'])", warm, OCL_ICD_VENDORS=folder)
+    assert got["variable"] == folder
+    if INTEL:
+        entry = next(d for d in got["devices"] if "intel" in d["platform"].lower())
+        assert "OCL_ICD_VENDORS" in entry["health"]["reason"]
+
+
+@pytest.mark.skipif(not INTEL, reason="Intel's runtime is not installed by pip in this environment")
+def test_intels_runtime_from_pip_is_visible_beside_the_others(script: Script, warm: Path) -> None:
+    got = script("show(devices=listing(), chosen=D.device('intel').platform)", warm)
+    assert "Intel" in got["chosen"]
+    assert len(healthy(got["devices"])) >= 2
+    late = script("import pyopencl as cl; cl.get_platforms(); show(devices=listing())", warm)
+    entry = next(d for d in late["devices"] if "Intel" in d["platform"])
+    assert entry["index"] == "-"
+    assert entry["health"]["cause"] == "hidden"
+    assert "before clrope" in entry["health"]["reason"]
+    assert healthy(late["devices"])
+
+
+def test_icd_files_that_are_passed_over(tmp_path: Path) -> None:
+    real = tmp_path / "libreal.so"
+    real.write_text("")
+    vendors(
+        tmp_path, real=str(real), placeholder="/opt/no/such/libintelocl.so", bare="libnvidia-opencl.so.1", empty="",
+        emulator=str(tmp_path / "libintelocl_emu.so"),
+    )  # fmt: skip
+    (tmp_path / "libintelocl_emu.so").write_text("")
+    found = {os.path.basename(i.path): i.library for i in icd._icd_files(str(tmp_path), "system")}
+    assert found == {"real.icd": str(real), "bare.icd": "libnvidia-opencl.so.1"}
+
+
+def test_the_directory_of_a_plan(cache: Path, clean: None, tmp_path: Path) -> None:
+    system = icd.Icd("/etc/OpenCL/vendors/a.icd", "liba.so", "system")
+    wheel = icd.Icd("/site/.libs/pocl.icd", "/site/.libs/libpocl.so", "wheel")
+    pip = icd.Icd("/env/lib/libintelocl.so", "/env/lib/libintelocl.so", "pip")
+    assert icd.Plan("", (system, wheel)).environment() == {}, "nothing to add, nothing to change"
+    plan = icd.Plan("", (system, pip, wheel), own_directory=True)
+    assert plan.pyopencl_home() is None
+    folder = Path(plan.environment()["OCL_ICD_VENDORS"] or "")
+    assert cache in folder.parents
+    # The wheel's own are read by the loader in addition.
+    assert [p.read_text().strip() for p in sorted(folder.iterdir())] == [system.library, pip.library]
+    assert plan.environment()["OCL_ICD_VENDORS"] == str(folder)
+    less = plan.without({wheel.path})
+    assert less.pyopencl_home()
+    assert list((Path(less.pyopencl_home() or "") / ".libs").iterdir()) == []
+    assert less.icds == (system, pip)
+    rest = plan.without({system.path})
+    assert rest.pyopencl_home() is None
+    only = plan.only(wheel)
+    (named,) = Path(only.environment()["OCL_ICD_VENDORS"] or "").iterdir()
+    assert named.read_text().strip() == wheel.library
+    assert plan.without({"/no/such.icd"}) == plan
+
+
+def test_the_loaders_own_directory_is_read_from_it(tmp_path: Path) -> None:
+    loader = tmp_path / "libOpenCL.so"
+    loader.write_bytes(b"\x7fELF\0\1abc\0/conda/env/etc/OpenCL/vendors\0\0\0x\0/etc/OpenCL/vendors/\0end")
+    assert icd.system_directories(str(loader)) == ("/conda/env/etc/OpenCL/vendors", "/etc/OpenCL/vendors")
+    assert icd.system_directories(str(tmp_path / "absent.so")) == ("/etc/OpenCL/vendors",)
+
+
+def test_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENCL_VENDOR_PATH", "theirs")
+    monkeypatch.delenv("OCL_ICD_VENDORS", raising=False)
+    with icd.applied({"OCL_ICD_VENDORS": "ours", "OPENCL_VENDOR_PATH": None}, None):
+        assert os.environ["OCL_ICD_VENDORS"] == "ours"
+        assert "OPENCL_VENDOR_PATH" not in os.environ
+    assert os.environ["OPENCL_VENDOR_PATH"] == "theirs"
+    assert "OCL_ICD_VENDORS" not in os.environ

@@ -1,0 +1,239 @@
+"""The repair of PyPI's PoCL 3.0: its guards on made-up records, and the whole of it on a simulated unknown CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from clrope.device import child, pocl
+
+Script = Callable[..., dict[str, Any]]
+
+try:
+    POCL_3 = metadata.version("pocl-binary-distribution") == "3.0"
+except metadata.PackageNotFoundError:
+    POCL_3 = False
+
+needs_pocl_3 = pytest.mark.skipif(not POCL_3, reason="PyPI's PoCL 3.0 is not installed here")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is looked at through /proc")
+
+VERSION = "OpenCL 3.0 PoCL 3.0-rc2  Linux, Release, RELOC, LLVM 14.0.6, SLEEF, DISTRO, POCL_DEBUG"
+
+
+class Record:
+    """Something like PoCL's record of a device, in memory."""
+
+    def __init__(self, texts: list[str], *, name: str = "pthread-Some CPU", version: str = VERSION) -> None:
+        self.keep = [ctypes.create_string_buffer(t.encode()) for t in texts]
+        self.block = (ctypes.c_void_p * 400)(*[ctypes.addressof(b) for b in self.keep])
+        self.int_ptr = ctypes.addressof(self.block)
+        self.name = name
+        self.version = "OpenCL 3.0 PoCL HSTR: pthread-x86_64-unknown-linux-gnu-generic"
+        self.platform = SimpleNamespace(name="Portable Computing Language", version=version)
+
+    def texts(self) -> list[str]:
+        pointers = [p for p in self.block if p]
+        return [ctypes.string_at(p).decode() for p in pointers]
+
+
+GOOD = ["pthread-Some CPU", "3.0-rc2", pocl.TRIPLE, "generic", "last"]
+
+
+@linux
+def test_only_the_cpu_name_is_changed(clean: None) -> None:
+    record = Record(GOOD)
+    assert pocl.may_need_repair(record)  # type: ignore[arg-type]
+    assert pocl.repair(record, "haswell")  # type: ignore[arg-type]
+    assert record.texts() == [*GOOD[:3], "haswell", "last"]
+    assert pocl.current_cpu(record) == "haswell"  # type: ignore[arg-type]
+    assert not pocl.may_need_repair(record)  # type: ignore[arg-type]
+    assert pocl.repair(record, "haswell"), "a second time is no error"  # type: ignore[arg-type]
+    assert not pocl.repair(record, "znver3"), "and another name is refused"  # type: ignore[arg-type]
+    assert record.texts()[3] == "haswell"
+
+
+@linux
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["pthread-Some CPU", pocl.TRIPLE, "znver3"],  # a CPU that is known
+        ["pthread-Some CPU", "generic", pocl.TRIPLE],  # another order
+        ["pthread-Some CPU", "aarch64-unknown-linux-gnu", "generic"],
+        ["pthread-Some CPU", pocl.TRIPLE, "x", "generic"],  # something between
+        ["another", pocl.TRIPLE, "generic"],  # not the record of this device
+        ["pthread-Some CPU", pocl.TRIPLE, "generic", pocl.TRIPLE, "generic"],  # which one?
+        ["pthread-Some CPU", pocl.TRIPLE],
+        [],
+    ],
+)
+def test_a_record_that_looks_otherwise_is_not_touched(clean: None, texts: list[str]) -> None:
+    record = Record(texts)
+    before = list(record.block)
+    assert not pocl.may_need_repair(record)  # type: ignore[arg-type]
+    assert not pocl.repair(record, "haswell")  # type: ignore[arg-type]
+    assert list(record.block) == before
+
+
+@linux
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": VERSION.replace("3.0-rc2", "3.1")},
+        {"version": VERSION.replace("3.0-rc2", "4.0")},
+        {"version": VERSION.replace("LLVM 14.0.6", "LLVM 15.0.1")},
+    ],
+)
+def test_another_version_is_not_touched(clean: None, change: dict[str, str]) -> None:
+    assert not pocl.may_need_repair(Record(GOOD, **change))  # type: ignore[arg-type]
+
+
+def test_another_platform_or_device_version_is_not_touched(clean: None) -> None:
+    record = Record(GOOD)
+    record.platform.name = "Intel(R) OpenCL"
+    assert not pocl.may_need_repair(record)  # type: ignore[arg-type]
+    record = Record(GOOD)
+    record.version = record.version.replace("generic", "znver3")
+    assert not pocl.may_need_repair(record)  # type: ignore[arg-type]
+
+
+AVX2 = "sse2 sse4_2 popcnt avx avx2 fma bmi1 bmi2 f16c movbe adx aes rdseed pclmulqdq"
+AVX512 = f"{AVX2} avx512f avx512bw avx512cd avx512dq avx512vl"
+NEWER = "avx512_vbmi2 avx512_vnni avx512_bitalg avx512_vpopcntdq gfni vaes"
+
+
+def test_candidates_follow_the_flags() -> None:
+    assert pocl.candidates(AVX512.split())[0] == "skylake-avx512"
+    assert "icelake-server" not in pocl.candidates(AVX512.split())
+    assert pocl.candidates(f"{AVX512} {NEWER}".split())[:3] == ["skylake-avx512", "icelake-server", "cascadelake"]
+    names = pocl.candidates(AVX2.split())
+    assert names[0] == "haswell"
+    assert not {"skylake-avx512", "icelake-server", "znver3", "btver2", "nehalem"} & set(names)
+    assert pocl.candidates(["sse2"]) == ["x86-64"]
+    assert pocl.candidates([]) == []
+
+
+def made_up(monkeypatch: pytest.MonkeyPatch, working: str) -> list[str]:
+    """Children in which only `working` passes; returns the list of names asked for."""
+    asked: list[str] = []
+
+    def run(job: dict[str, Any], env: dict[str, str]) -> child.ChildResult:
+        name = job["pocl_cpu"]
+        asked.append(name)
+        assert job["wide"]
+        if name:
+            assert env["POCL_CACHE_DIR"].endswith(name), "a kernel cache of its own for each name"
+        if name == working:
+            return child.ChildResult("ok", {"cause": "", "copy_gbs": None})
+        if not name:
+            return child.ChildResult("ok", {"cause": "build", "reason": f"error: {pocl.FAILURE}"})
+        return child.ChildResult("crash", {}, "the driver crashed with SIGILL")
+
+    monkeypatch.setattr(child, "run", run)
+    monkeypatch.setattr(pocl.info, "cpu_fields", lambda: {"vendor_id": "Test", "flags": AVX512})
+    return asked
+
+
+def decide(**more: Any) -> pocl.Decision:
+    return pocl.decide(["p", "d", "v"], VERSION, {}, None, **more)
+
+
+def test_the_first_name_that_works_is_taken_and_remembered(
+    cache: Path, clean: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = made_up(monkeypatch, "cascadelake")
+    assert decide().cpu == "cascadelake"
+    assert asked == ["", "skylake-avx512", "cascadelake"]
+    assert decide().cpu == "cascadelake"
+    assert len(asked) == 3
+    assert decide(refresh=True).cpu == "cascadelake"
+    assert len(asked) == 6
+    monkeypatch.setenv("CLROPE_POCL_CPU", "off")
+    assert decide().cpu == ""
+    assert "CLROPE_POCL_CPU=off" in decide().reason
+    monkeypatch.setenv("CLROPE_POCL_CPU", "icelake-server")
+    assert decide().cpu == ""
+    assert asked[6:] == ["", "icelake-server"], "a name that was given is tried too, and no other"
+    (entry,) = [e for k, e in json.loads((cache / "pocl.json").read_text())["entries"].items() if "icelake" in k]
+    assert "SIGILL" in entry["reason"]
+
+
+def test_another_failure_is_none_of_its_business(cache: Path, clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = made_up(monkeypatch, "")
+    assert decide().cpu == ""
+    assert asked == [""]
+
+
+def test_a_users_cache_folder_is_used(clean: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pocl.cache_environment("") == {}
+    monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path))
+    assert pocl.cache_environment("haswell") == {"POCL_CACHE_DIR": str(tmp_path / "clrope-haswell")}
+
+
+COMPUTE = """
+import numpy as np, pyopencl as cl
+info = D.device("pocl")
+source = "__kernel void f(__global float *x) { size_t i = get_global_id(0); x[i] = i * 3.0f; }"
+x = np.full(64, -1, np.float32)
+buffer = cl.Buffer(D.context_for(info), cl.mem_flags.COPY_HOST_PTR, hostbuf=x)
+kernel = cl.Kernel(cl.Program(D.context_for(info), source).build(cache_dir=False), "f")
+kernel(D.queue_for(info), (64,), None, buffer)
+cl.enqueue_copy(D.queue_for(info), x, buffer)
+show(right=bool((x == np.arange(64) * 3).all()), device=info.to_dict(), jobs=jobs)
+"""
+UNKNOWN = {"CLROPE_TEST_POCL_GENERIC": "1"}
+
+
+@linux
+@needs_pocl_3
+def test_an_unknown_cpu_is_repaired(script: Script, cache: Path) -> None:
+    got = script(COMPUTE, **UNKNOWN)
+    name = got["device"]["pocl_cpu"]
+    assert got["right"]
+    assert got["device"]["health"]["status"] == "ok"
+    assert name
+    assert got["device"]["key"].endswith(f"cpu={name}")
+    assert any(name in note for note in got["device"]["notes"])
+    assert list((cache / "pocl" / name).iterdir()), "its kernels are kept apart"
+    again = script(COMPUTE, **UNKNOWN)
+    assert again["right"]
+    assert again["jobs"] == []
+    # A device that the caller found himself, before this package was asked for anything, is repaired in place.
+    text = """
+import pyopencl as cl
+from clrope.device import pocl
+device = next(d for p in cl.get_platforms() if p.name == pocl.PLATFORM for d in p.get_devices())
+pocl.simulate([device])
+before = pocl.current_cpu(device)
+info = D.device(cl.CommandQueue(cl.Context([device])))
+show(before=before, now=pocl.current_cpu(device), info=info.pocl_cpu, jobs=jobs)
+"""
+    assert script(text, **UNKNOWN) == {"before": "generic", "now": name, "info": name, "jobs": []}
+
+
+@linux
+@needs_pocl_3
+def test_without_the_repair_the_device_is_unhealthy(script: Script) -> None:
+    got = script("show(devices=listing())", **UNKNOWN, CLROPE_POCL_CPU="off")
+    device = next(d for d in got["devices"] if d["platform"] == pocl.PLATFORM)
+    assert device["pocl_cpu"] == ""
+    assert device["health"]["cause"] == "build"
+    for part in ("unknown target CPU 'generic'", "CLROPE_POCL_CPU=off"):
+        assert part in device["health"]["reason"]
+    assert "CLROPE_POCL_CPU" in device["health"]["hint"]
+
+
+@linux
+@needs_pocl_3
+def test_a_name_that_llvm_does_not_know_is_refused(script: Script) -> None:
+    got = script("show(devices=listing())", **UNKNOWN, CLROPE_POCL_CPU="no-such-cpu")
+    device = next(d for d in got["devices"] if d["platform"] == pocl.PLATFORM)
+    assert device["health"]["status"] == "unhealthy"
+    assert "unknown target CPU 'no-such-cpu'" in device["health"]["reason"]
