@@ -122,15 +122,28 @@ def yarn_range(config: RopeConfig) -> tuple[float, float]:
     )
 
 
-def yarn_mix(config: RopeConfig, pairs: int) -> list[float]:
-    """Return per pair the weight of the extrapolated angle, `ext_factor * ramp` (all 0 without YaRN)."""
+def yarn_mix(config: RopeConfig, pairs: int) -> list[Decimal]:
+    """Return per pair the weight of the extrapolated angle, `ext_factor * ramp` (all 0 without YaRN).
+
+    In decimals: a weight rounded to float64 would be off by 1e-7 radians at position 2**30.
+    """
     if config.ext_factor == 0:
-        return [0.0] * pairs
+        return [Decimal(0)] * pairs
+    weight = Decimal(config.ext_factor)
     low, high = yarn_range(config)
     if math.isinf(low):  # freq_base < 1 with n_ctx_orig = 0: every pair is below the ramp
-        return [config.ext_factor] * pairs
-    width = max(0.001, high - low)
-    return [(1.0 - min(1.0, max(0.0, (i - low) / width))) * config.ext_factor for i in range(pairs)]
+        return [weight] * pairs
+    mixes = []
+    with localcontext(_CONTEXT):
+        for i in range(pairs):
+            if i <= low:
+                ramp = Decimal(1)
+            elif high <= low:
+                ramp = Decimal(0)  # a ramp 0.001 of a pair wide ends before the next pair
+            else:
+                ramp = 1 - min(Decimal(1), (i - Decimal(low)) / (Decimal(high) - Decimal(low)))
+            mixes.append(weight * ramp)
+    return mixes
 
 
 def magnitude_of(config: RopeConfig) -> float:
@@ -162,7 +175,7 @@ def angle_table(config: RopeConfig) -> AngleTable:
         for exponent, mix, factor in zip(exponents, mixes, factors, strict=False):
             blend = scale
             if mix != 0:
-                blend = scale * (1 - Decimal(mix)) + Decimal(mix)
+                blend = scale * (1 - mix) + mix
             omega = powers[exponent] / Decimal(factor) * blend
             turn = omega / TWO_PI
             fraction = turn - turn.to_integral_value(rounding="ROUND_FLOOR")
@@ -179,16 +192,25 @@ def angle_table(config: RopeConfig) -> AngleTable:
         axis=np.array(axes, dtype=np.uint8),
         omega=np.array(omegas, dtype=np.float64),
         magnitude=magnitude_of(config),
-        ggml=_ggml_angles(config, exponents, mixes, factors[:pairs]),
+        ggml=_ggml_angles(config, exponents, factors[:pairs]),
     )
     for array in (table.step, table.step_low, table.axis, table.omega):
         array.setflags(write=False)
     return table
 
 
-def _ggml_angles(
-    config: RopeConfig, exponents: list[int], mixes: list[float], factors: tuple[float, ...]
-) -> GgmlAngles:
+def _ggml_mix(config: RopeConfig, pairs: int) -> F32:
+    """Return `rope_yarn_ramp(...) * ext_factor`, each operation rounded to float32 as in ggml."""
+    if config.ext_factor == 0:
+        return np.zeros(pairs, dtype=np.float32)
+    low, high = map(np.float32, yarn_range(config))
+    one = np.float32(1)
+    ramp = (np.arange(pairs, dtype=np.float32) - low) / max(np.float32(0.001), np.float32(high - low))
+    mix: F32 = (one - np.clip(ramp, np.float32(0), one)) * np.float32(config.ext_factor)
+    return mix
+
+
+def _ggml_angles(config: RopeConfig, exponents: list[int], factors: tuple[float, ...]) -> GgmlAngles:
     assert config.n_dims is not None
     f32 = np.float32
     with np.errstate(over="ignore", under="ignore"):
@@ -206,5 +228,5 @@ def _ggml_angles(
             yarn=config.ext_factor != 0,
             exponent=np.array(exponents, dtype=np.int32),
             factor=np.array(factors, dtype=np.float32),
-            mix=np.array(mixes, dtype=np.float32),
+            mix=_ggml_mix(config, len(exponents)),
         )

@@ -140,7 +140,6 @@ def emulate_rotation(
 def cos_sin_of_phase(phase: U64, real: Real = "f32") -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Return cos and sin of unsigned 64-bit fractions of a turn, as `cos_sin_of_phase` in `kernels/phase.clh`."""
     kind = _REAL[real]
-    # Indices that NumPy would take as wide: everything stays uint64 and wraps, as in the kernel.
     quadrant = (phase + np.uint64(1 << 61)) >> np.uint64(62)
     rest = (phase - (quadrant << np.uint64(62))).astype(np.uint64).view(np.int64)
     if real == "f64":
@@ -159,11 +158,12 @@ def cos_sin_of_phase(phase: U64, real: Real = "f32") -> tuple[npt.NDArray[Any], 
 
 
 def _scaled(integers: I64, kind: type[np.floating[Any]], exponent: int) -> npt.NDArray[Any]:
-    return integers.astype(kind) * kind(2.0**exponent)
+    scaled: npt.NDArray[Any] = integers.astype(kind) * kind(2.0**exponent)
+    return scaled
 
 
 def _horner(coefficients: tuple[float, ...], u: npt.NDArray[Any], kind: type[np.floating[Any]]) -> npt.NDArray[Any]:
-    value = np.full(u.shape, kind(coefficients[0]))
+    value: npt.NDArray[Any] = np.full(u.shape, kind(coefficients[0]))
     for coefficient in coefficients[1:]:
         value = value * u + kind(coefficient)
     return value
@@ -195,7 +195,8 @@ def _mul_high(a: I64, b: I64) -> I64:
     lowest = ((a_low.view(np.uint64) * b_low.view(np.uint64)) >> np.uint64(32)).view(np.int64)
     middle = a_high * b_low + lowest
     other = a_low * b_high + (middle & 0xFFFFFFFF)
-    return a_high * b_high + (middle >> 32) + (other >> 32)
+    high: I64 = a_high * b_high + (middle >> 32) + (other >> 32)
+    return high
 
 
 def _phase_of_radians(theta: npt.NDArray[np.float32]) -> U64:

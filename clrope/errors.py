@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 
 class RopeError(Exception):
@@ -38,3 +40,18 @@ class BuildError(RopeError):
             f"kernel build failed on {device}\n  options: {' '.join(self.options) or '(none)'}\n"
             f"  source:  {self.source_path}\n  log:\n{log.strip() or '(empty)'}"
         )
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Replace argument names at the start of the messages of `ConfigError` and `ShapeError` raised inside.
+
+    For adapters, whose callers know an argument by the peer's name: "positions: got ..." becomes "pos_ids: got ...".
+    """
+    try:
+        yield
+    except (ConfigError, ShapeError) as error:
+        head, colon, rest = str(error).partition(":")
+        head = re.sub(r"[A-Za-z_]\w*", lambda word: names.get(word[0], word[0]), head)
+        kind = ConfigError if isinstance(error, ConfigError) else ShapeError
+        raise kind(head + colon + rest) from error

@@ -12,4 +12,43 @@
     STORE(n, a * s1 + b * c1, (y) + pairs + (i));                                                                      \
   } while (0)
 
+#ifdef PAIRS
+#define TABLE_SIZE PAIRS
+#ifdef STORAGE_BF16
+// A 32-bit lane holds two bfloat16: the lower becomes a float by a shift, the upper by a mask, and back likewise. So W
+// lanes rotate 2W pairs, the even ones and the odd ones, and the tables are put in that order.
+#define PREPARED_PAIRS (PAIRS / (2 * W) * (2 * W))
+#define PREPARE(c, s)                                                                                                  \
+  for (int i = 0; i < PREPARED_PAIRS; ++i) {                                                                           \
+    const int from = i / (2 * W) * (2 * W) + (i % W) * 2 + (i / W) % 2;                                                \
+    c[i] = cosine[from];                                                                                               \
+    s[i] = sine[from] * direction;                                                                                     \
+  }
+#define ROTATE_PREPARED(x, y, c, s)                                                                                    \
+  for (int i = 0; i < PREPARED_PAIRS; i += 2 * W) {                                                                    \
+    const VEC(uint, W) a = VLOAD(W, uint, (__global const uint *)((x) + i));                                           \
+    const VEC(uint, W) b = VLOAD(W, uint, (__global const uint *)((x) + PAIRS + i));                                   \
+    const VEC(float, W) c0 = *(VEC(float, W) *)(c + i), c1 = *(VEC(float, W) *)(c + i + W);                            \
+    const VEC(float, W) s0 = *(VEC(float, W) *)(s + i), s1 = *(VEC(float, W) *)(s + i + W);                            \
+    const VEC(float, W) a0 = lower(a), a1 = upper(a), b0 = lower(b), b1 = upper(b);                                    \
+    VSTORE(W, uint, join(a0 * c0 - b0 * s0, a1 * c1 - b1 * s1), (__global uint *)((y) + i));                           \
+    VSTORE(W, uint, join(a0 * s0 + b0 * c0, a1 * s1 + b1 * c1), (__global uint *)((y) + PAIRS + i));                   \
+  }
+#else
+#define PREPARED_PAIRS (PAIRS / W * W)
+#define PREPARE(c, s)                                                                                                  \
+  for (int i = 0; i < PREPARED_PAIRS; ++i) {                                                                           \
+    c[i] = cosine[i];                                                                                                  \
+    s[i] = sine[i] * direction;                                                                                        \
+  }
+#define ROTATE_PREPARED(x, y, c, s)                                                                                    \
+  for (int i = 0; i < PREPARED_PAIRS; i += W) {                                                                        \
+    const VEC(REAL, W) a = LOAD(W, (x) + i), b = LOAD(W, (x) + PAIRS + i);                                             \
+    const VEC(REAL, W) cs = *(VEC(REAL, W) *)(c + i), sn = *(VEC(REAL, W) *)(s + i);                                   \
+    STORE(W, a * cs - b * sn, (y) + i);                                                                                \
+    STORE(W, a * sn + b * cs, (y) + PAIRS + i);                                                                        \
+  }
+#endif
+#endif
+
 ROTATE_KERNEL(rope_rotate_neox)

@@ -182,7 +182,10 @@ def decide(
 
     answer = trial("")
     if FAILURE not in answer.get("reason", ""):
-        return Decision("", "it builds kernels as it is" if not answer["cause"] else "its failure is another one")
+        # Another failure than the one this is for: the device's own probe will tell it.
+        if answer["cause"] != "unavailable":
+            store.put("pocl", key, {"cpu": "", "reason": ""}, keep_s=3600)
+        return Decision("", "")
     names = [given] if given else candidates(info.cpu_fields().get("flags", "").split())
     tried: dict[str, str] = {}
     for name in names:

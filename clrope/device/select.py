@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import DeviceError
-from . import discovery
+from . import discovery, icd
 from .info import DeviceInfo
 
 if TYPE_CHECKING:
@@ -158,7 +158,11 @@ def _by_pyopencl(spec: str) -> DeviceInfo:
 
 def _none_healthy(known: Sequence[DeviceInfo]) -> str:
     if not known:
-        return f"device: no OpenCL device was found\n  what to do: {INSTALL_HINT}"
+        text = "device: no OpenCL device was found"
+        for name in icd.USER_VARIABLES:
+            if os.environ.get(name):
+                text += f"; {name}={os.environ[name]!r} is set and decides which drivers are loaded"
+        return f"{text}\n  what to do: {INSTALL_HINT}"
     lines = ["device: no healthy OpenCL device; tried:"]
     for d in known:
         reason = d.health.reason or ("a simulator, taken only by name" if d.simulator else d.health.status)

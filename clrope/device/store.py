@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -39,7 +41,13 @@ def cache_dir() -> Path:
         pass
     if _fallback is None:
         _fallback = tempfile.mkdtemp(prefix="clrope-")
+        atexit.register(_remove, _fallback, os.getpid())
     return Path(_fallback)
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # not at the end of a forked child
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

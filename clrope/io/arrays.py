@@ -63,8 +63,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
         if kind == "npy":
             return {SINGLE: _from_numpy(_load_npy(path))}
         if kind == "npz":
-            with np.load(path, allow_pickle=False) as file:
-                return {name: _from_numpy(file[name]) for name in file.files}
+            return _read_npz(path)
         return _read_safetensors(path)[0]
     except OSError as error:
         raise RopeError(f"{path}: cannot be read ({error.strerror or error})") from error
@@ -134,6 +133,17 @@ def _load_npy(path: Path) -> Array:
     except ValueError:
         # An empty array cannot be mapped. What is wrong in another way fails here again.
         return np.asarray(np.load(path, allow_pickle=False))
+
+
+def _read_npz(path: Path) -> dict[str, Array]:
+    # Not np.load, which takes a file that is no archive for a pickle and leaves it open.
+    arrays = {}
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            with archive.open(name) as entry:
+                array = np.lib.format.read_array(entry, allow_pickle=False)
+            arrays[name.removesuffix(".npy")] = _from_numpy(array)
+    return arrays
 
 
 def _write_npy(file: IO[bytes], array: Array) -> None:

@@ -54,9 +54,7 @@ def config_from_hf(
     head_dim = _head_dim(data, kind, layer_type)
     dim = head_dim if rope_type == "proportional" else _rotated(data, kind, part, head_dim)
     if dim % 2 or dim < 2:
-        raise ConfigError(
-            f"{part.path}: {dim} of {head_dim} elements would rotate, it must be an even number from 2 on"
-        )
+        raise ConfigError(f"{part.path}: {dim} of {head_dim} elements would rotate, an even number is needed")
     setting = Setting(
         path=part.path,
         theta=_theta(data, kind, part),

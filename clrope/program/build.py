@@ -48,7 +48,11 @@ def build(
         with warnings.catch_warnings():
             # PoCL prints a line for every function of an include that a kernel does not call.
             warnings.simplefilter("ignore", cl.CompilerWarning)
-            built: pyopencl.Program = cl.Program(context, source).build(options=list(options), devices=[device])
+            # PoCL keeps its own cache; PyOpenCL's does not know of the CPU name that PoCL compiles for.
+            cache_dir = False if device.platform.name.startswith("Portable Computing") else None
+            built: pyopencl.Program = cl.Program(context, source).build(
+                options=list(options), devices=[device], cache_dir=cache_dir
+            )
             return built
     except cl.Error as error:
         raise BuildError(

@@ -26,12 +26,19 @@ class Variant:
 
     kernel:         'rows' (whole heads by vectors; the last axis must be dense) or 'strided' (any strides, by element).
     width:          pairs rotated at once ('rows'); 'normal' pairs load twice as many elements.
-    half:           'native' (vload_half / vstore_half_rte) or 'integer' (arithmetic in registers); f16 only.
+    access:         'builtin' (vload, vload_half, convert_), 'clang' (pointers to vectors and clang's conversions, for
+                    drivers that compile the builtins to calls), or 'integer' (f16 only: builtin loads, conversion by
+                    integer arithmetic in registers).
+    prepared:       the number of pairs is compiled in, and each work-item brings the token's cos and sin into the order
+                    of its vectors once for all of its heads ('rows').
+    store:          'plain' or 'nontemporal' (past the cache; needs outputs aligned to the vector).
     """
 
     kernel: Literal["rows", "strided"] = "rows"
     width: int = 4
-    half: Literal["native", "integer"] = "native"
+    access: Literal["builtin", "clang", "integer"] = "builtin"
+    store: Literal["plain", "nontemporal"] = "plain"
+    prepared: bool = False
 
     def source(self, pairing: Pairing) -> tuple[str, str]:
         """Return (file under `kernels/`, kernel name)."""
@@ -39,12 +46,18 @@ class Variant:
             return "rotate_strided.cl", "rope_rotate_strided"
         return f"rotate_{pairing}.cl", f"rope_rotate_{pairing}"
 
-    def options(self, dtype: str, full_tables: bool = False) -> tuple[str, ...]:
+    def options(self, dtype: str, pairs: int, full_tables: bool = False) -> tuple[str, ...]:
         """Return the compiler's options for a storage type."""
         out = [STORAGE_OPTIONS[dtype]]
         if self.kernel == "rows":
             out.append(f"-DW={self.width}")
-        if self.half == "integer" and dtype == "f16":
+            if self.prepared and not full_tables:
+                out.append(f"-DPAIRS={pairs}")
+            if self.access == "clang":
+                out.append("-DCLANG_VECTORS")
+            if self.store == "nontemporal":
+                out.append("-DNONTEMPORAL")
+        if self.access == "integer" and dtype == "f16":
             out.append("-DHALF_INTEGER")
         if full_tables:
             out.append("-DFULL_TABLES")

@@ -53,7 +53,7 @@ class Rotation:
         (x_buffer, xv), (y_buffer, yv) = x, y
         batches, tokens, heads, head_dim = xv.shape
         source, name = variant.source(g.pairing or "neox")
-        built = program(context, device.cl_device, source, variant.options(xv.dtype, tables.full))
+        built = program(context, device.cl_device, source, variant.options(xv.dtype, g.pairs, tables.full))
         direction = (np.float64 if xv.dtype == "f64" else np.float32)(1 if self.forward else -1)
         i64, i32 = np.int64, np.int32
         if variant.kernel == "strided":

@@ -67,9 +67,7 @@ def test_an_exception_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "what it said" in result.reason
 
 
-def test_a_child_that_never_came_to_opencl_blames_no_driver(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_that_never_came_to_opencl_blames_no_driver(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ending(monkeypatch, "sys.exit(3)", child.IMPORTING).outcome == "unavailable"
     found = health.examine("k", ["p", "d", "v"], 0, {}, None, "")
     assert found.status == "unknown"

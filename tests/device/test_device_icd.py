@@ -79,9 +79,7 @@ def test_a_driver_that_crashes_is_left_out(
     assert again["devices"] == got["devices"]
 
 
-def test_a_driver_that_crashes_and_was_named_by_the_user(
-    script: Script, cc: str, tmp_path: Path, warm: Path
-) -> None:
+def test_a_driver_that_crashes_and_was_named_by_the_user(script: Script, cc: str, tmp_path: Path, warm: Path) -> None:
     broken = library(cc, tmp_path / "lib", "broken", ABORT_ON_LOAD)
     folder = vendors(tmp_path / "vendors", broken=broken)
     text = """

@@ -137,7 +137,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, working: str) -> list[str]:
         return child.ChildResult("crash", {}, "the driver crashed with SIGILL")
 
     monkeypatch.setattr(child, "run", run)
-    monkeypatch.setattr(pocl.info, "cpu_fields", lambda: {"vendor_id": "Test", "flags": AVX512})
+    monkeypatch.setattr(pocl.info, "cpu_fields", lambda: {"vendor_id": "Test", "flags": f"{AVX512} avx512_vnni"})
     return asked
 
 

@@ -104,7 +104,10 @@ def test_no_healthy_device_lists_all_and_what_to_install(monkeypatch: pytest.Mon
     for part in ("llvmpipe", "3 wrong values", "gone", "Oclgrind", "pip install pocl-binary-distribution",
                  "clrope[intel]", "apt-get install pocl-opencl-icd"):  # fmt: skip
         assert part in text
-    with pytest.raises(DeviceError, match="no OpenCL device was found"):
+    with pytest.raises(DeviceError, match="no OpenCL device was found\n"):
+        choose(monkeypatch, [])
+    monkeypatch.setenv("OCL_ICD_VENDORS", "/no/such")
+    with pytest.raises(DeviceError, match="OCL_ICD_VENDORS='/no/such' is set"):
         choose(monkeypatch, [])
 
 

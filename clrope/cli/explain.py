@@ -1,0 +1,107 @@
+"""`clrope explain`: what would be launched for a shape, and from which source."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import ConfigError
+from .configuration import takes_config
+from .ending import ends_well
+
+if TYPE_CHECKING:
+    from ..config import RopeConfig
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("explain")(ends_well(takes_config(_explain)))
+
+
+def _explain(
+    config: RopeConfig,
+    shape: Annotated[str, typer.Option(help="Lengths in the order of --layout, as 1,4096,32,128.")],
+    dtype: Annotated[str, typer.Option("--type", help="f16, bf16, f32 or f64")] = "f32",
+    layout: Annotated[str, typer.Option(help="Order of the axes: any order of b, s, n, d.")] = "bsnd",
+    inplace: Annotated[bool, typer.Option("--inplace", help="The output is the input.")] = False,
+    backward: Annotated[bool, typer.Option("--backward", help="Rotate back.")] = False,
+    device: Annotated[str | None, typer.Option(help="A device by name or index. Default: the fastest healthy one.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> bool:  # fmt: skip
+    """Say what a call would launch: the device, the kernel's spelling, its file, its options, how many chunks."""
+    import numpy as np
+
+    from ..device import device as find_device
+    from ..layout import DTYPES
+    from ..operation import Rope
+
+    lengths = _lengths(shape)
+    if dtype not in DTYPES:
+        raise ConfigError(f"--type: got {dtype!r}, allowed are {', '.join(DTYPES)}")
+    chosen = find_device(device)
+    # Zeros that nobody touches take no memory.
+    x = np.zeros(lengths, DTYPES[dtype])
+    plan = Rope(config, chosen).plan(x, 0, not backward, out=x if inplace else None, layout=layout)
+    report = _report(plan, config, chosen, x, layout)
+    from .tables import print_json, print_table
+
+    if as_json:
+        print_json(report)
+        return True
+    print_table("", ["", ""], [[name, value] for name, value in report.items() if name not in ("kernels", "schema", "config")])
+    for kernel in report["kernels"]:
+        print_table(f"rotation, {kernel['launches']} of the launches", ["", ""], [[k, _text(v)] for k, v in kernel.items()])
+    return True
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{k}={v}" for k, v in value.items())
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _lengths(text: str) -> list[int]:
+    try:
+        lengths = [int(part) for part in text.split(",")]
+    except ValueError:
+        lengths = []
+    if len(lengths) not in (3, 4) or min(lengths) < 0:
+        raise ConfigError(f"--shape: got {text!r}, 3 or 4 lengths with commas between are needed")
+    return lengths
+
+
+def _report(plan: Any, config: RopeConfig, device: Any, x: Any, layout: str) -> dict[str, Any]:
+    from collections import Counter
+
+    from ..layout import dtype_name
+    from ..program.source import kernel_folder, kernel_hash
+
+    # Section modes pair as NeoX does.
+    pairing = "normal" if config.mode == "normal" else "neox"
+    kernels = []
+    for variant, launches in Counter(plan.variants).items():
+        file, name = variant.source(pairing)
+        kernels.append(
+            {
+                "kernel": name,
+                "source": str(kernel_folder() / file),
+                "source_hash": kernel_hash(file),
+                "options": list(variant.options(dtype_name(x.dtype))),
+                "variant": variant.to_dict(),
+                "launches": launches,
+            }
+        )
+    tables = "cache_init_ggml.cl" if config.angles == "ggml" else "cache_init.cl"
+    return {
+        "schema": "clrope.explain/1",
+        "device": str(device),
+        "driver": device.driver_version,
+        "memory": "the host's, in place" if device.host_unified else "the device's own, by copies",
+        "tensor": f"{dtype_name(x.dtype)} {list(x.shape)} in the order {layout[-x.ndim:]}",
+        "mode": config.mode,
+        "launches": plan.launches,
+        "cos and sin": f"{kernel_folder() / tables}, kept for the next call",
+        "kernels": kernels,
+        "config": config.to_dict(),
+    }

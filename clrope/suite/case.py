@@ -1,0 +1,186 @@
+"""`Case`: one RoPE call in the notation of ggml's test-backend-ops, `ROPE(type=f32,ne_a=[128,32,2,1],...)`.
+
+The ten fields of the published grid are always written; fields that this project adds only where they differ from
+their default, so that a line of the grid and a case's own text are the same.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+from ..config import SECTION_MODES, Angles, RopeConfig, parse_mode
+from ..errors import ConfigError
+from ..layout import DTYPES
+
+#: How positions are drawn. 'far': all of ±2**31; 'offset': one int; 'offsets': [B]; 'batch': [B, S]; 'three': [3, S].
+POSITIONS = ("random", "signed", "offset", "offsets", "batch", "three", "far")
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+#: Number of ways in which x can lie in memory; `clrope.suite.memory` says which.
+VIEWS = range(6)
+
+_OPS = {"ROPE": True, "ROPE_BACK": False}
+_TEXT = re.compile(r"\s*(\w+)\((.*)\)\s*(?:#.*)?")
+#: A comma that is not inside brackets parts two fields.
+_COMMA = re.compile(r",(?![^\[]*\])")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call.
+
+    type:   'f32', 'f16', 'bf16', 'f64'.
+    ne_a:   ggml's lengths [D, N, S, B].
+    n_dims: as ggml's test_rope has it: rotated elements; in mode 24 (vision) twice RopeConfig's n_dims.
+    mode:   ggml's integer.
+    n_ctx:  positions are below it.
+    fs, ef, af: freq_scale, ext_factor, attn_factor.
+    ff:     whether freq_factors are used, uniform in [0.9, 1.1].
+    v:      how x lies in memory: 0 dense, 1 a corner of a larger tensor, 2 the second half of each head's memory
+            (0 to 2 as in ggml), 3 q and k of a fused QKV tensor in one call, 4 every other element backwards,
+            5 every third element, the other axes backwards.
+    inplace, n_offs, base, n_ctx_orig, bf (beta_fast), bs (beta_slow): as in RopeConfig; bf and bs are 1 as in test_rope.
+    sections: None: what test_rope sets.
+    lo:     order of the axes in memory, letters b, s, n, d (without b: rank 3).
+    o:      0: the output is dense; 1: it lies in memory as x does.
+    pos:    one of `POSITIONS`; pt: their integer type.
+    angles: 'exact' or 'ggml'.
+    forward: False is written as ROPE_BACK.
+    """
+
+    type: str
+    ne_a: tuple[int, int, int, int]
+    n_dims: int
+    mode: int
+    n_ctx: int
+    fs: float
+    ef: float
+    af: float
+    ff: bool
+    v: int
+    inplace: bool = False
+    n_offs: int = 0
+    base: float = 10000.0
+    n_ctx_orig: int = 0
+    bf: float = 1.0
+    bs: float = 1.0
+    sections: tuple[int, int, int, int] | None = None
+    lo: str = "bsnd"
+    o: int = 0
+    pos: str = "random"
+    pt: str = "int32"
+    angles: Angles = "exact"
+    forward: bool = True
+
+    def __post_init__(self) -> None:
+        if self.type not in DTYPES:
+            raise ConfigError(f"type: got {self.type!r}, allowed are {', '.join(DTYPES)}")
+        if len(self.ne_a) != 4 or min(self.ne_a) < 1:
+            raise ConfigError(f"ne_a: got {list(self.ne_a)}, 4 lengths of at least 1 are needed")
+        parse_mode(self.mode)
+        for name, value, allowed in (
+            ("pos", self.pos, POSITIONS), ("pt", self.pt, INTEGERS), ("v", self.v, VIEWS), ("o", self.o, range(2)),
+        ):  # fmt: skip
+            if value not in allowed:
+                raise ConfigError(f"{name}: got {value!r}, allowed are {', '.join(map(str, allowed))}")
+        if self.sections is not None and len(self.sections) != 4:
+            raise ConfigError(f"sections: got {list(self.sections)}, 4 counts are needed")
+        if sorted(self.lo) not in (sorted("bsnd"), sorted("snd")) or ("b" not in self.lo and self.ne_a[3] != 1):
+            raise ConfigError(f"lo: got {self.lo!r}, allowed is any order of b, s, n, d; without b for one batch only")
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """Lengths by letter."""
+        return dict(zip("dnsb", self.ne_a, strict=True))
+
+    @property
+    def uses_sections(self) -> bool:
+        """Whether positions have rows t, h, w, e."""
+        return parse_mode(self.mode) in SECTION_MODES
+
+    def config(self, freq_factors: tuple[float, ...] | None) -> RopeConfig:
+        """Return the configuration; freq_factors as drawn for this case (None without `ff`)."""
+        vision = parse_mode(self.mode) == "vision"
+        sections = self.sections
+        if sections is None and self.uses_sections:
+            # test_rope's: an image's two axes for vision, three equal parts (of n_dims, not of the pairs) otherwise.
+            part = self.n_dims // (4 if vision else 3)
+            sections = (part, part, 0, 0) if vision else (part, part, part, 0)
+        return RopeConfig(
+            mode=parse_mode(self.mode), n_dims=self.n_dims // 2 if vision else self.n_dims, freq_base=self.base,
+            freq_scale=self.fs, ext_factor=self.ef, attn_factor=self.af, beta_fast=self.bf, beta_slow=self.bs,
+            n_ctx_orig=self.n_ctx_orig, freq_factors=freq_factors, sections=sections, n_offs=self.n_offs,
+            angles=self.angles,
+        )  # fmt: skip
+
+    @property
+    def label(self) -> str:
+        """The case in words; `parse_case` reads it back."""
+        return str(self)
+
+    def __str__(self) -> str:
+        parts = [
+            f"{f.name}={_text(getattr(self, f.name))}"
+            for f in fields(self)
+            if f.name != "forward" and (f.default is MISSING or getattr(self, f.name) != f.default)
+        ]
+        return f"{'ROPE' if self.forward else 'ROPE_BACK'}({','.join(parts)})"
+
+
+def parse_case(text: str) -> Case:
+    """Read a case from its notation; what stands behind a `#` is a remark.
+
+    Raises `ConfigError` with the text for unknown operations, unknown or missing fields and malformed values.
+    """
+    match = _TEXT.fullmatch(text)
+    if match is None or match[1] not in _OPS:
+        raise ConfigError(f"case: got {text.strip()!r}, the form is ROPE(type=f32,ne_a=[128,32,2,1],...) or ROPE_BACK(...)")
+    known = {f.name: f for f in fields(Case) if f.name != "forward"}
+    values: dict[str, Any] = {"forward": _OPS[match[1]]}
+    for part in _COMMA.split(match[2]):
+        name, equals, value = part.strip().partition("=")
+        if not equals or name not in known or name in values:
+            raise ConfigError(f"case: {part.strip()!r} in {text.strip()!r}, each of {', '.join(known)} can be given once")
+        try:
+            values[name] = _READERS[str(known[name].type)](value)
+        except ValueError as error:
+            raise ConfigError(f"case: {part.strip()!r} in {text.strip()!r}: {error}") from error
+    missing = [n for n, f in known.items() if f.default is MISSING and n not in values]
+    if missing:
+        raise ConfigError(f"case: {text.strip()!r} has no {', '.join(missing)}")
+    return Case(**values)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, float):
+        short = f"{value:.6f}"
+        return short if float(short) == value else repr(value)
+    if isinstance(value, tuple):
+        return "[" + ",".join(map(str, value)) + "]"
+    return str(value)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    if not (text.startswith("[") and text.endswith("]")):
+        raise ValueError("a list in brackets is needed")
+    return tuple(int(part) for part in text[1:-1].split(","))
+
+
+def _flag(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("0 or 1 is needed")
+    return text == "1"
+
+
+_READERS: dict[str, Any] = {
+    "str": str,
+    "Angles": str,
+    "int": int,
+    "float": float,
+    "bool": _flag,
+    "tuple[int, int, int, int]": _numbers,
+    "tuple[int, int, int, int] | None": _numbers,
+}

@@ -1,0 +1,105 @@
+"""Where a case's tensors lie: parents, the views into them, poison, and the bytes that nobody may touch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..layout import DTYPES
+from .case import Case
+
+Array = npt.NDArray[Any]
+
+#: Elements on either side of a dense tensor.
+GUARD = 64
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One axis of a parent: its length, and what of it the view takes."""
+
+    length: int
+    part: slice
+
+
+def _heads(case: Case) -> tuple[int, int]:
+    heads = case.shape["n"]
+    return heads, max(1, heads // 4)
+
+
+def _cuts(case: Case, view: int) -> list[dict[str, Cut]]:
+    """Return, for each tensor of the call, how it is cut out of the parent, by axis."""
+    whole = {letter: Cut(length, slice(0, length)) for letter, length in case.shape.items()}
+    d, n, s = case.shape["d"], case.shape["n"], case.shape["s"]
+    if view == 1:
+        return [whole | {"d": Cut(2 * d, slice(0, d)), "n": Cut(4 * n, slice(0, n)), "s": Cut(3 * s, slice(0, s))}]
+    if view == 2:
+        return [whole | {"d": Cut(2 * d, slice(d, 2 * d))}]
+    if view == 3:
+        heads, keys = _heads(case)
+        room = heads + 2 * keys
+        return [whole | {"n": Cut(room, slice(0, heads))}, whole | {"n": Cut(room, slice(heads, heads + keys))}]
+    if view == 4:
+        return [whole | {"d": Cut(2 * d, slice(2 * d - 1, None, -2))}]
+    if view == 5:
+        back = {letter: Cut(length + 1, slice(length, 0, -1)) for letter, length in case.shape.items()}
+        return [back | {"d": Cut(3 * d + 1, slice(1, None, 3))}]
+    return [whole]
+
+
+class Memory:
+    """A parent tensor with the views of it that a call uses.
+
+    parent: all of the memory, one-dimensional for dense tensors (with guards on both sides).
+    views:  the tensors of the call, axes in the order of the case's layout.
+    """
+
+    def __init__(self, case: Case, view: int) -> None:
+        dtype = DTYPES[case.type]
+        self._case, self._cuts = case, _cuts(case, view)
+        self._dense = view == 0
+        if self._dense:
+            size = int(np.prod(case.ne_a))
+            self.parent: Array = np.zeros(size + 2 * GUARD, dtype)
+        else:
+            self.parent = np.zeros([self._cuts[0][letter].length for letter in case.lo], dtype)
+        self.views = self._views_of(self.parent)
+        self._before: Array = self.bits()
+
+    def _views_of(self, parent: Array) -> tuple[Array, ...]:
+        if self._dense:
+            return (parent[GUARD:-GUARD].reshape([self._case.shape[letter] for letter in self._case.lo]),)
+        # A slice that begins at the last element and goes down has its stop beyond the first.
+        return tuple(parent[tuple(cut[letter].part for letter in self._case.lo)] for cut in self._cuts)
+
+    def bits(self) -> Array:
+        """Return a copy of all of the memory as unsigned integers."""
+        return self.parent.view(np.dtype(f"u{self.parent.itemsize}")).copy()
+
+    def fill(self, rng: np.random.Generator) -> None:
+        """Fill everything with uniform values in [-1, 1]."""
+        self.parent[...] = rng.uniform(-1.0, 1.0, self.parent.shape).astype(self.parent.dtype)
+        self._before = self.bits()
+
+    def poison(self) -> None:
+        """Fill everything with a NaN, so that what a kernel does not write shows."""
+        self.parent.view(np.uint8)[...] = 0xFF
+        self._before = self.bits()
+
+    def stray(self) -> int:
+        """Return how many elements outside the views have changed since the last filling."""
+        now = self.bits()
+        for new, old in zip(self._views_of(now), self._views_of(self._before), strict=True):
+            new[...] = old
+        return int(np.count_nonzero(now != self._before))
+
+    def changed(self) -> int:
+        """Return how many elements, of the views or outside, have changed since the last filling."""
+        return int(np.count_nonzero(self.bits() != self._before))
+
+    def restore(self) -> None:
+        """Put everything back as it was filled."""
+        self.parent.view(np.dtype(f"u{self.parent.itemsize}"))[...] = self._before

@@ -1,0 +1,122 @@
+"""Tests that take `device` run on every healthy device that is no simulator; what is left out is said, by name.
+
+No healthy device at all is a failure of those tests, never a skip.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from expected_failures import expected_failure
+from helpers import POISON, short_name
+
+import clrope
+import clrope.operation
+from clrope import DeviceInfo
+
+hypothesis.settings.register_profile(
+    "clrope",
+    deadline=None,
+    derandomize=False,
+    print_blob=True,
+    max_examples=60,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
+)
+hypothesis.settings.load_profile("clrope")
+
+
+@lru_cache(maxsize=1)
+def tested_devices() -> tuple[DeviceInfo, ...]:
+    """Every device of `clrope.devices()` on which the tests run."""
+    return tuple(d for d in clrope.devices() if d.health.ok and not d.simulator)
+
+
+@lru_cache(maxsize=1)
+def left_out() -> list[str]:
+    """A line for each device on which they do not run."""
+    lines = []
+    for d in clrope.devices():
+        if not d.health.ok:
+            lines.append(f"NOT TESTED: {d}: {d.health.status}: {d.health.reason or 'no reason known'}")
+        elif d.simulator:
+            lines.append(f"not tested: {d}: a simulator")
+    return lines
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    lines = [f"OpenCL device: {short_name(d)} = {d}, driver {d.driver_version}" for d in tested_devices()]
+    return [*(lines or ["OpenCL device: NONE is healthy, every test that needs one fails"]), *left_out()]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if any(line.startswith("NOT") for line in left_out()):
+        terminalreporter.section("OpenCL devices that were not tested", sep="=")
+        for line in left_out():
+            terminalreporter.line(line)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        spec = getattr(item, "callspec", None)
+        tested = spec.params.get("device") if spec is not None else None
+        if isinstance(tested, DeviceInfo):
+            row = expected_failure(tested, item.nodeid)
+            if row is not None:
+                item.add_marker(pytest.mark.xfail(reason=row.reason, strict=True))
+
+
+@pytest.fixture(scope="session", params=tested_devices() or (None,), ids=lambda d: short_name(d) if d else "none")
+def device(request: pytest.FixtureRequest) -> DeviceInfo:
+    """One healthy device."""
+    if request.param is None:
+        pytest.fail("no healthy OpenCL device: " + ("; ".join(left_out()) or "none was found"), pytrace=False)
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def devices() -> tuple[DeviceInfo, ...]:
+    """All devices under test together, for comparisons between them."""
+    if not tested_devices():
+        pytest.fail("no healthy OpenCL device: " + ("; ".join(left_out()) or "none was found"), pytrace=False)
+    return tested_devices()
+
+
+@pytest.fixture(scope="session")
+def seed() -> int:
+    """A fresh seed for each run; every failure message of `assert_rotated` carries it."""
+    return time.time_ns() % (1 << 32)
+
+
+@pytest.fixture
+def rng(seed: int, request: pytest.FixtureRequest) -> np.random.Generator:
+    """Random numbers of this test's own; the seed is printed, and shown if the test fails."""
+    key = [seed, *request.node.nodeid.encode()]
+    print(f"np.random.default_rng({key})")
+    return np.random.default_rng(key)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _poisoned_results() -> Iterator[None]:
+    """Every output that the package allocates begins as poison, so that what no kernel wrote is seen."""
+    real = clrope.operation.empty_like
+
+    def poisoned(x: Any) -> Any:
+        made = real(x)
+        if made.host is not None:
+            made.host.view(np.uint8).fill(POISON)
+        elif made.view.size:
+            import pyopencl as cl
+
+            queue = cl.CommandQueue(made.array.context)
+            cl.enqueue_fill_buffer(queue, made.array.base_data, np.uint8(POISON), 0, made.array.base_data.size).wait()
+        return made
+
+    clrope.operation.empty_like = poisoned  # type: ignore[assignment]
+    yield
+    clrope.operation.empty_like = real

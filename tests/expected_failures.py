@@ -1,0 +1,36 @@
+"""The one list of tests that are known to fail on some device, each with its reason; a strict xfail is made of each.
+
+A row that no longer fails, fails the run: it is then to be removed.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import NamedTuple
+
+from clrope import DeviceInfo
+
+
+class ExpectedFailure(NamedTuple):
+    """platform, driver: parts of those names, without regard to case; test: pattern of the test's id; why."""
+
+    platform: str
+    driver: str
+    test: str
+    reason: str
+
+
+EXPECTED_FAILURES: tuple[ExpectedFailure, ...] = (
+    # ExpectedFailure("rusticl", "22.3", "tests/test_types.py::test_every_pattern*", "NaN * 0 gives 0 there"),
+)
+
+
+def expected_failure(
+    device: DeviceInfo, test: str, rows: tuple[ExpectedFailure, ...] = EXPECTED_FAILURES
+) -> ExpectedFailure | None:
+    """Return the row for a test (its id without the parameters' brackets, or with them) on a device, or None."""
+    for row in rows:
+        names = row.platform.lower() in device.platform.lower() and row.driver.lower() in device.driver_version.lower()
+        if names and (fnmatch.fnmatchcase(test, row.test) or fnmatch.fnmatchcase(test.partition("[")[0], row.test)):
+            return row
+    return None

@@ -1,0 +1,249 @@
+"""Reading GGUF files, written here with `gguf.GGUFWriter`."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from plain_rope import magnitude
+
+from clrope.config import RopeConfig
+from clrope.errors import ConfigError
+from clrope.io import config_from_gguf
+from clrope.io.gguf_models import ARCHITECTURES, NO_ROPE
+
+gguf = pytest.importorskip("gguf")
+
+
+def write(path: Path, arch: str, keys: dict[str, Any], tensors: dict[str, np.ndarray] | None = None) -> Path:
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in {"context_length": 4096, "embedding_length": 512, "attention.head_count": 4, **keys}.items():
+        name = f"{arch}.{key}"
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            writer.add_bool(name, value)
+        elif isinstance(value, int):
+            writer.add_uint32(name, value)
+        elif isinstance(value, float):
+            writer.add_float32(name, value)
+        elif isinstance(value, str):
+            writer.add_string(name, value)
+        else:
+            writer.add_array(name, value)
+    writer.add_array("tokenizer.ggml.tokens", ["a", "b"])
+    for name, tensor in (tensors or {}).items():
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "model.gguf"
+
+
+def test_plain_llama(file: Path) -> None:
+    write(file, "llama", {"rope.freq_base": 500000.0, "rope.dimension_count": 128})
+    assert config_from_gguf(file) == RopeConfig("normal", n_dims=128, freq_base=5e5)
+    assert RopeConfig.from_gguf(file) == config_from_gguf(str(file))
+    assert config_from_gguf(file, mode="neox").mode == "neox"
+
+
+def test_defaults_of_llama_cpp(file: Path) -> None:
+    write(file, "qwen2", {})
+    assert config_from_gguf(file) == RopeConfig("neox", n_dims=128)
+    write(file, "qwen2", {"attention.key_length": 64})
+    assert config_from_gguf(file).n_dims == 64
+    write(file, "qwen2", {"attention.head_count": [8, 8, 8]})
+    assert config_from_gguf(file).n_dims == 64
+
+
+def test_freq_factors(file: Path) -> None:
+    factors = np.linspace(1, 8, 64, dtype=np.float32)
+    write(
+        file, "llama", {"rope.dimension_count": 128}, {"rope_freqs.weight": factors, "blk.0.x": np.ones(3, np.float32)}
+    )
+    assert config_from_gguf(file).freq_factors == tuple(float(f) for f in factors)
+    write(file, "llama", {"rope.dimension_count": 256}, {"rope_freqs.weight": factors})
+    with pytest.raises(ConfigError, match=r"rope_freqs.weight: has 64 numbers, one per pair is needed: 128"):
+        config_from_gguf(file)
+
+
+def test_long_and_short_factors_by_length(file: Path) -> None:
+    short, long = np.full(16, 1.5, np.float32), np.full(16, 4.0, np.float32)
+    keys = {"rope.dimension_count": 32, "rope.scaling.original_context_length": 2048, "rope.scaling.attn_factor": 1.25}
+    write(file, "phi3", keys, {"rope_factors_short.weight": short, "rope_factors_long.weight": long})
+    want = RopeConfig("neox", n_dims=32, attn_factor=1.25, freq_factors=(1.5,) * 16)
+    assert config_from_gguf(file, seq_len=2048) == want
+    assert config_from_gguf(file, seq_len=2049).freq_factors == (4.0,) * 16
+    with pytest.raises(ConfigError, match="seq_len: not given, this file has rope_factors_long"):
+        config_from_gguf(file)
+    write(file, "phi3", keys, {"rope_factors_short.weight": short})
+    with pytest.raises(ConfigError, match=r"rope_factors_long.weight: missing, it is needed for seq_len 4096"):
+        config_from_gguf(file, seq_len=4096)
+
+
+@pytest.mark.parametrize(
+    ("keys", "scale"),
+    [
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, 0.25),
+        ({"rope.scaling.factor": 4.0}, 0.25),
+        ({"rope.scale_linear": 8.0}, 0.125),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, 1.0),
+        ({"rope.scaling.factor": 0.0}, 1.0),
+        ({"rope.scaling.type": "longrope", "rope.scaling.factor": 2.0}, 0.5),
+    ],
+)
+def test_linear_scaling(file: Path, keys: dict[str, Any], scale: float) -> None:
+    write(file, "llama", keys)
+    assert config_from_gguf(file) == RopeConfig("normal", n_dims=128, freq_scale=scale)
+
+
+YARN: dict[str, Any] = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 32768,
+    "rope.freq_base": 1000000.0,
+}
+
+
+def test_yarn(file: Path) -> None:
+    write(file, "qwen2", YARN)
+    config = config_from_gguf(file)
+    assert config == RopeConfig("neox", n_dims=128, freq_base=1e6, freq_scale=0.25, ext_factor=1, n_ctx_orig=32768)
+    assert magnitude(config) == pytest.approx(1 + 0.1 * math.log(4))
+    write(file, "qwen2", {**YARN, "rope.scaling.original_context_length": None})
+    assert config_from_gguf(file).n_ctx_orig == 4096
+
+
+def test_yarn_s_own_keys(file: Path) -> None:
+    own = {"ext_factor": 0.5, "attn_factor": 2.0, "beta_fast": 16.0, "beta_slow": 2.0}
+    keys = {
+        **YARN,
+        "rope.scaling.attn_factor": 1.5,
+        **{f"rope.scaling.yarn_{key}": value for key, value in own.items()},
+    }
+    write(file, "qwen2", keys)
+    config = config_from_gguf(file)
+    assert (config.ext_factor, config.attn_factor, config.beta_fast, config.beta_slow) == (0.5, 3.0, 16.0, 2.0)
+    write(file, "qwen2", {**YARN, "rope.scaling.yarn_ext_factor": 0.0})
+    assert config_from_gguf(file) == RopeConfig("neox", n_dims=128, freq_base=1e6, freq_scale=0.25)
+
+
+@pytest.mark.parametrize(
+    ("arch", "multiplier", "want"),
+    [
+        ("deepseek2", 0.1, 1.0),  # DeepSeek-V3: mscale = mscale_all_dim = 1
+        ("deepseek2", 0.0707, 1.0),  # DeepSeek-V2: both 0.707
+        ("mistral3", 1.0, 1.0),
+        ("mistral3", 0.5, (0.1 * math.log(40) + 1) / (0.05 * math.log(40) + 1)),
+        ("mistral3", 0.0, 0.1 * math.log(40) + 1),
+    ],
+)
+def test_log_multiplier_is_deepseek_s_rule(file: Path, arch: str, multiplier: float, want: float) -> None:
+    scaling = {"rope.scaling.factor": 40.0, "rope.scaling.yarn_log_multiplier": multiplier}
+    write(file, arch, {**YARN, **scaling, "rope.dimension_count": 64})
+    assert magnitude(config_from_gguf(file)) == pytest.approx(want, rel=1e-6)
+
+
+def test_sections(file: Path) -> None:
+    keys = {"rope.dimension_sections": [16, 24, 24, 0]}
+    write(file, "qwen2vl", keys)
+    assert config_from_gguf(file) == RopeConfig("mrope", n_dims=128, sections=(16, 24, 24))
+    write(file, "qwen3vl", keys)
+    assert config_from_gguf(file).mode == "imrope"
+    write(file, "glm4", keys)
+    assert config_from_gguf(file).mode == "mrope"
+    write(file, "glm4", {"rope.dimension_sections": [0, 0, 0, 0]})
+    assert config_from_gguf(file) == RopeConfig("normal", n_dims=128)
+    write(file, "qwen2", keys)
+    with pytest.raises(ConfigError, match=r"qwen2.rope.dimension_sections: got .*, mode 'neox' has no sections"):
+        config_from_gguf(file)
+    write(file, "qwen2vl", {})
+    with pytest.raises(ConfigError, match="sections: mode 'mrope' needs them"):
+        config_from_gguf(file)
+
+
+def test_sliding_layers_of_gemma3(file: Path) -> None:
+    keys = {"rope.freq_base": 1000000.0, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0}
+    write(file, "gemma3", {**keys, "attention.key_length": 256})
+    full = RopeConfig("neox", n_dims=256, freq_base=1e6, freq_scale=0.125)
+    assert config_from_gguf(file, layer_type="full_attention") == full
+    assert config_from_gguf(file, layer_type="sliding_attention") == RopeConfig("neox", n_dims=256)
+    with pytest.raises(ConfigError, match="layer_type: not given, this file's 'full_attention'"):
+        config_from_gguf(file)
+    with pytest.raises(ConfigError, match="layer_type: got 'global', allowed are"):
+        config_from_gguf(file, layer_type="global")
+
+
+def test_sliding_layers_with_their_own_size(file: Path) -> None:
+    keys = {"rope.freq_base": 1000000.0, "rope.freq_base_swa": 20000.0, "rope.dimension_count": 512}
+    factors = np.array([1.0] * 64 + [1e30] * 192, np.float32)
+    write(file, "gemma4", {**keys, "rope.dimension_count_swa": 256}, {"rope_freqs.weight": factors})
+    full = config_from_gguf(file, layer_type="full_attention")
+    assert (full.n_dims, full.freq_base, len(full.freq_factors or ())) == (512, 1e6, 256)
+    assert config_from_gguf(file, layer_type="sliding_attention") == RopeConfig("neox", n_dims=256, freq_base=20000)
+
+
+def test_sliding_layers_of_another_architecture(file: Path) -> None:
+    keys = {"rope.freq_base": 150000.0, "rope.freq_base_swa": 150000.0, "rope.dimension_count": 64}
+    write(file, "gpt-oss", keys)
+    assert config_from_gguf(file) == RopeConfig("neox", n_dims=64, freq_base=150000)
+    write(file, "gpt-oss", {**keys, "rope.freq_base_swa": 10000.0})
+    assert config_from_gguf(file, layer_type="sliding_attention").freq_base == 10000
+    write(file, "gpt-oss", {**keys, "rope.freq_base_swa": 10000.0, "rope.scaling.factor": 2.0})
+    with pytest.raises(ConfigError, match="not known whether the sliding layers of architecture 'gpt-oss' are scaled"):
+        config_from_gguf(file, layer_type="sliding_attention")
+
+
+@pytest.mark.parametrize(
+    ("arch", "keys", "message"),
+    [
+        ("whatever", {}, "general.architecture: got 'whatever', whose pairing is not known here; give mode="),
+        ("gpt2", {}, "general.architecture: 'gpt2' uses no RoPE"),
+        ("llama", {"rope.scaling.alpha": 2.0}, "llama.rope.scaling.alpha: not understood"),
+        ("llama", {"rope.scaling.type": "xpos"}, "llama.rope.scaling.type: got 'xpos'"),
+        ("llama", {"rope.scaling.factor": -2.0}, "llama.rope.scaling.factor: got -2.0"),
+        ("llama", {"rope.freq_base": 0.0}, "llama.rope.freq_base: got 0.0"),
+        ("llama", {"attention.head_count": None}, "dimension_count: missing, and so is llama.attention.head_count"),
+        ("llama", {"attention.head_count": [4, 8]}, "llama.attention.head_count: differs between layers"),
+        ("qwen2vl", {"rope.dimension_sections": [16, 24]}, "dimension_sections: got .*, 3 or 4 counts"),
+        (
+            "qwen2",
+            {**YARN, "rope.scaling.yarn_log_multiplier": 0.1},
+            "yarn_log_multiplier: its meaning for architecture",
+        ),
+    ],
+)
+def test_refusals_name_the_key(file: Path, arch: str, keys: dict[str, Any], message: str) -> None:
+    write(file, arch, keys)
+    with pytest.raises(ConfigError, match=message):
+        config_from_gguf(file)
+
+
+def test_unreadable_files(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model.gguf: cannot be read \(No such file"):
+        config_from_gguf(file)
+    file.write_bytes(b"not a gguf file" * 10)
+    with pytest.raises(ConfigError, match=r"model.gguf: not a GGUF file"):
+        config_from_gguf(file)
+
+
+def test_without_the_package(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ConfigError, match=r"pip install 'clrope\[models\]'"):
+        config_from_gguf(file)
+
+
+def test_table_covers_the_package_s_architectures() -> None:
+    assert not set(ARCHITECTURES) & NO_ROPE
+    # Later versions of the package will name more; those are refused until someone says how they pair.
+    assert len(set(gguf.MODEL_ARCH_NAMES.values()) & (set(ARCHITECTURES) | NO_ROPE)) > 50

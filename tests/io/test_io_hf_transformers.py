@@ -1,0 +1,268 @@
+"""Every rope type, model type and preset against transformers itself (skipped where it is not installed)."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from plain_rope import magnitude, omegas
+
+from clrope.config import RopeConfig
+from clrope.errors import ConfigError
+from clrope.io import config_from_hf, presets
+from clrope.io.hf_models import MODELS
+from clrope.io.hf_rope import UNROTATED
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    transformers.logging.set_verbosity_error()
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 32,
+    "num_hidden_layers": 1,
+    "hidden_size": 256,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 131072,
+}
+ORIGINAL = {"original_max_position_embeddings": 8192}
+SHORT, LONG = [1.0 + i / 40 for i in range(64)], [1.0 + i for i in range(64)]
+CASES: dict[str, tuple[str, dict[str, Any], int | None]] = {
+    "linear": ("llama", {"rope_type": "linear", "factor": 2.5}, None),
+    "dynamic-short": ("llama", {"rope_type": "dynamic", "factor": 4.0}, 1000),
+    "dynamic-long": ("llama", {"rope_type": "dynamic", "factor": 4.0}, 400_000),
+    "yarn": ("llama", {"rope_type": "yarn", "factor": 16.0, **ORIGINAL}, None),
+    "yarn-no-factor": ("llama", {"rope_type": "yarn", "factor": None, **ORIGINAL}, None),
+    "yarn-factor-1": ("llama", {"rope_type": "yarn", "factor": 1.0, **ORIGINAL}, None),
+    "yarn-attention": ("llama", {"rope_type": "yarn", "factor": 16.0, "attention_factor": 0.7, **ORIGINAL}, None),
+    "yarn-mscale": (
+        "llama",
+        {"rope_type": "yarn", "factor": 40.0, "mscale": 0.7, "mscale_all_dim": 1.0, **ORIGINAL},
+        None,
+    ),
+    "yarn-mscale-alone": ("llama", {"rope_type": "yarn", "factor": 40.0, "mscale": 0.7, **ORIGINAL}, None),
+    "yarn-betas": ("llama", {"rope_type": "yarn", "factor": 8.0, "beta_fast": 64, "beta_slow": 2, **ORIGINAL}, None),
+    "yarn-betas-swapped": (
+        "llama",
+        {"rope_type": "yarn", "factor": 8.0, "beta_fast": 1, "beta_slow": 32, **ORIGINAL},
+        None,
+    ),
+    "yarn-no-truncate": ("llama", {"rope_type": "yarn", "factor": 8.0, "truncate": False, **ORIGINAL}, None),
+    "yarn-tiny-original": (
+        "llama",
+        {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4, "beta_fast": 4, "beta_slow": 3},
+        None,
+    ),
+    "longrope-short": (
+        "llama",
+        {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG, **ORIGINAL},
+        8192,
+    ),
+    "longrope-long": ("llama", {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG, **ORIGINAL}, 8193),
+    "longrope-factor": (
+        "llama",
+        {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG, "factor": 3.0, **ORIGINAL},
+        100,
+    ),
+    "llama3": (
+        "llama",
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **ORIGINAL},
+        None,
+    ),
+    "llama3-equal": (
+        "llama",
+        {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0, **ORIGINAL},
+        None,
+    ),
+    "proportional": ("llama", {"rope_type": "proportional", "partial_rotary_factor": 0.25}, None),
+    "proportional-whole": ("llama", {"rope_type": "proportional", "factor": 4.0}, None),
+    "partial-yarn": ("phi", {"rope_type": "yarn", "factor": 8.0, "partial_rotary_factor": 0.5, **ORIGINAL}, None),
+    "partial-linear": ("stablelm", {"rope_type": "linear", "factor": 8.0, "partial_rotary_factor": 0.25}, None),
+}
+
+
+def build(model_type: str, **options: Any) -> Any:
+    module = importlib.import_module(f"transformers.models.{model_type_to_module_name(model_type)}")
+    return getattr(module, CONFIG_MAPPING_NAMES[model_type])(**options)
+
+
+def assert_same(config: RopeConfig, inv_freq: Any, attention: float, note: str) -> None:
+    got, want = omegas(config), inv_freq.double().numpy()
+    still = want == 0
+    assert got.shape == want.shape, f"{note}: {got.shape} pairs, transformers has {want.shape}"
+    assert (got[still] <= 1.0 / UNROTATED).all(), note
+    # transformers computes in float32: base ** exponent is off by a few units of 6e-8, more for large exponents.
+    np.testing.assert_allclose(got[~still], want[~still], rtol=2e-6, err_msg=note)
+    assert magnitude(config) == pytest.approx(attention, rel=1e-12), note
+
+
+@pytest.mark.parametrize("theta", [10000.0, 1000000.0])
+@pytest.mark.parametrize("name", CASES)
+def test_rope_type(name: str, theta: float) -> None:
+    model_type, params, seq_len = CASES[name]
+    params = {**params, "rope_theta": theta}
+    hf = build(model_type, **SMALL, rope_parameters=dict(params))
+    inv_freq, attention = ROPE_INIT_FUNCTIONS[params["rope_type"]](hf, seq_len=seq_len)
+    note = f"{model_type} {params}, seq_len {seq_len}"
+    assert_same(config_from_hf(hf.to_dict(), seq_len), inv_freq, attention, note)
+    # The same by hand, and in the older layout.
+    flat = {"model_type": model_type, **SMALL}
+    assert config_from_hf({**flat, "rope_parameters": params}, seq_len) == config_from_hf(hf.to_dict(), seq_len)
+    old = {key: value for key, value in params.items() if key not in ("rope_theta", "rope_type")}
+    old = {**flat, "rope_theta": theta, "rope_scaling": {**old, "type": params["rope_type"]}}
+    assert config_from_hf(old, seq_len) == config_from_hf(hf.to_dict(), seq_len)
+
+
+def test_plain_yarn_is_said_in_ggml_s_words() -> None:
+    params = {**CASES["yarn"][1], "rope_theta": 1e6}
+    config = config_from_hf({"model_type": "llama", **SMALL, "rope_parameters": params})
+    assert (config.ext_factor, config.freq_scale, config.n_ctx_orig, config.freq_factors) == (1.0, 1 / 16, 8192, None)
+
+
+# What a model type's default configuration needs to be one that can be read.
+_HEAD = {"head_dim": 128}
+ADJUST: dict[str, dict[str, Any]] = {
+    "glm4_moe": _HEAD,
+    "glm4v_moe_text": {**_HEAD, "rope_parameters": {"mrope_section": [8, 12, 12]}},
+    "qwen2_vl_text": {"rope_parameters": {"mrope_section": [16, 24, 24]}},
+    "qwen2_5_vl_text": {"rope_parameters": {"mrope_section": [16, 24, 24]}},
+    "qwen2_5_omni_text": {"rope_parameters": {"mrope_section": [16, 24, 24]}},
+    "qwen3_vl_text": {"rope_parameters": {"mrope_section": [24, 20, 20], "mrope_interleaved": True}},
+    "qwen3_vl_moe_text": {"rope_parameters": {"mrope_section": [24, 20, 20], "mrope_interleaved": True}},
+    "qwen3_omni_moe_text": {**_HEAD, "rope_parameters": {"mrope_section": [24, 20, 20]}},
+    "qwen3_5_text": {"rope_parameters": {"mrope_section": [11, 11, 10], "mrope_interleaved": True}},
+    "qwen3_5_moe_text": {"rope_parameters": {"mrope_section": [11, 11, 10], "mrope_interleaved": True}},
+}
+#: Outer names for files that hold the text model's keys at the root; their inner names are tested.
+OUTER = {"qwen2_vl", "qwen2_5_vl"}
+PLAIN = {"gptj", "codegen"}
+
+
+def modeling(model_type: str) -> Any:
+    name = model_type_to_module_name(model_type).replace("-", "_")
+    return importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+
+
+def rotary(model_type: str, hf: Any) -> Any:
+    """The text model's rotary module, built from a configuration."""
+    found = []
+    for name, value in vars(modeling(model_type)).items():
+        other = any(word in name for word in ("Vision", "Audio", "DiT", "Talker", "Esm", "SaProt"))
+        if inspect.isclass(value) and name.endswith("RotaryEmbedding") and not other:
+            found.append(value)
+    assert found, f"no rotary module in {modeling(model_type).__name__}"
+    text = [value for value in found if "Text" in value.__name__] or found
+    return text[0](hf)
+
+
+@pytest.mark.parametrize("model_type", sorted(set(MODELS) - OUTER - PLAIN))
+def test_model_type_defaults(model_type: str) -> None:
+    if model_type not in CONFIG_MAPPING_NAMES:
+        pytest.skip(f"transformers {transformers.__version__} has no {model_type}")
+    hf = build(model_type, **ADJUST.get(model_type, {}))
+    module = rotary(model_type, hf)
+    data = hf.to_dict()
+    buffers = dict(module.named_buffers())
+    layers = [
+        name.removesuffix("_inv_freq") for name in buffers if name.endswith("_inv_freq") and "original" not in name
+    ]
+    for layer in layers or [None]:
+        inv_freq = buffers["inv_freq" if layer is None else f"{layer}_inv_freq"]
+        attention = getattr(module, "attention_scaling" if layer is None else f"{layer}_attention_scaling")
+        assert_same(config_from_hf(data, layer_type=layer), inv_freq, attention, f"{model_type}, layer type {layer}")
+
+
+@pytest.mark.parametrize("model_type", sorted(set(MODELS) - OUTER))
+def test_model_type_pairing(model_type: str) -> None:
+    if model_type not in CONFIG_MAPPING_NAMES:
+        pytest.skip(f"transformers {transformers.__version__} has no {model_type}")
+    # For two heads of 8 elements the partner of element 0 is 1 (neighbours) or 4 (halves).
+    module = modeling(model_type)
+    x, quarter = torch.zeros(1, 1, 1, 8), torch.full((1, 1, 8), torch.pi / 2)
+    x[..., 0] = 1.0
+    if hasattr(module, "apply_rotary_pos_emb_interleave"):
+        out = module.apply_rotary_pos_emb_interleave(x, x, quarter.cos(), quarter.sin())[0]
+        # The result comes with its halves apart: element 1 stands at 4.
+        assert int(out.abs().argmax()) == 4
+        x = torch.zeros(1, 1, 1, 8)
+        x[..., 1] = 1.0
+        out = module.apply_rotary_pos_emb_interleave(x, x, quarter.cos(), quarter.sin())[0]
+        partner = 1 if int(out.abs().argmax()) == 0 else 4
+    elif model_type in PLAIN:
+        partner = int(module.rotate_every_two(x).abs().argmax())
+    elif hasattr(module, "rotate_half"):
+        assert float(module.rotate_half(x).sum()) == 1.0  # +1 at the partner: the usual direction
+        partner = int(module.rotate_half(x).abs().argmax())
+    elif hasattr(module, "apply_rotary_emb"):  # complex numbers
+        turn = torch.polar(torch.ones(1, 1, 4), torch.full((1, 1, 4), torch.pi / 2))
+        partner = int(module.apply_rotary_emb(x, x, turn)[0].abs().argmax())
+    else:
+        half = quarter[..., :4]
+        partner = int(module.apply_rotary_pos_emb(x, x, half.cos(), half.sin())[0].abs().argmax())
+    assert MODELS[model_type].mode == "normal" if partner == 1 else MODELS[model_type].mode != "normal"
+
+
+@pytest.mark.parametrize("model_type", sorted(PLAIN))
+def test_model_type_with_a_fixed_table(model_type: str) -> None:
+    hf = build(model_type)
+    table = modeling(model_type).create_sinusoidal_positions(50, hf.rotary_dim).double().numpy()
+    config = config_from_hf(hf.to_dict())
+    angle = np.arange(50)[:, None] * omegas(config)
+    np.testing.assert_allclose(table, np.concatenate([np.sin(angle), np.cos(angle)], axis=1), atol=2e-5)
+
+
+@pytest.mark.parametrize(("model_type", "sections"), [("qwen3_vl_text", [24, 20, 20]), ("qwen3_5_text", [11, 11, 10])])
+def test_interleaved_sections(model_type: str, sections: list[int]) -> None:
+    """imrope's rule is transformers' with row e = row t: beyond 3 * h (and 3 * w) transformers falls back to t."""
+    from plain_rope import axes
+
+    hf = build(model_type, rope_parameters={"mrope_section": sections, "mrope_interleaved": True, "rope_theta": 1e4})
+    module = rotary(model_type, hf)
+    pairs = module.inv_freq.shape[0]
+    rows = torch.arange(3.0)[:, None, None, None].expand(3, 1, 1, pairs).clone()
+    want = module.recomposition_frequencies(rows)[0, 0, :pairs].int().numpy()
+    got = axes(config_from_hf(hf.to_dict()))
+    np.testing.assert_array_equal(np.where(got == 3, 0, got), want)
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_preset(name: str) -> None:
+    data = presets.hf_config(name)
+    entry = presets._entry(name)
+    text = data.get("text_config", data)
+    model_type = {"qwen2_vl": "qwen2_vl_text"}.get(text["model_type"], text["model_type"])
+    if model_type in PLAIN:
+        assert presets.preset(name).n_dims == text["rotary_dim"]
+        return
+    options = {key: value for key, value in text.items() if key != "model_type"}
+    if seq_len := entry.get("seq_len"):
+        # transformers 5 still knows 'su' as another word for 'longrope', but no longer completes such a file.
+        options["rope_scaling"] = {**options["rope_scaling"], "type": "longrope"}
+    hf = build(model_type, **options)
+    layer = entry.get("layer_type")
+    module = rotary(model_type, hf)
+    if seq_len is not None:
+        inv_freq, attention = ROPE_INIT_FUNCTIONS["longrope"](hf, seq_len=seq_len)
+    else:
+        inv_freq = getattr(module, "inv_freq" if layer is None else f"{layer}_inv_freq")
+        attention = getattr(module, "attention_scaling" if layer is None else f"{layer}_attention_scaling")
+    assert_same(presets.preset(name), inv_freq, attention, name)
+    # What transformers would save as config.json today says the same.
+    assert config_from_hf(hf.to_dict(), seq_len, layer_type=layer) == presets.preset(name)
+
+
+def test_layer_type_is_needed() -> None:
+    data = build("gemma3_text").to_dict()
+    with pytest.raises(ConfigError, match="layer_type: not given, rope_parameters has one set per layer type"):
+        config_from_hf(data)

@@ -1,0 +1,152 @@
+"""`TensorView`: letters, ggml's ne and nb in both directions, spans and overlaps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from clrope import ShapeError, TensorView
+from clrope.arrays import shares_memory
+from clrope.layout import canonical, dtype_name, parse_layout
+
+
+def test_a_c_order_array_is_ggmls_tensor() -> None:
+    view = TensorView.of_array(np.zeros((2, 3, 4, 8), np.float16))
+    assert view.to_ggml() == ([8, 4, 3, 2], [2, 16, 64, 192], 0)
+    assert TensorView.from_ggml([8, 4, 3, 2], [2, 16, 64, 192], "f16") == view
+    assert view == TensorView.dense((2, 3, 4, 8), "f16")
+    assert (view.size, view.nbytes, view.itemsize, view.span, view.last_axis_dense) == (192, 384, 2, (0, 192), True)
+
+
+def test_both_directions_for_any_view(rng: np.random.Generator) -> None:
+    for _ in range(100):
+        dtype = str(rng.choice(["f16", "bf16", "f32", "f64"]))
+        view = TensorView(
+            tuple(map(int, rng.integers(1, 9, 4))),
+            tuple(map(int, rng.integers(-99, 99, 4))),
+            int(rng.integers(0, 99)),
+            dtype,
+        )  # type: ignore[arg-type]
+        ne, nb, offset = view.to_ggml()
+        assert ne == list(view.shape[::-1])
+        assert TensorView.from_ggml(ne, nb, dtype, offset) == view
+
+
+def test_fewer_axes_of_ggml_are_filled() -> None:
+    view = TensorView.from_ggml([8, 4, 3], [4, 40, 200], "f32", 12)
+    assert (view.shape, view.strides, view.offset) == ((1, 3, 4, 8), (150, 50, 10, 1), 3)
+
+
+@pytest.mark.parametrize("letters", ["bsnd", "bnsd", "sbnd", "dnsb", "ndsb"])
+def test_letters(letters: str, rng: np.random.Generator) -> None:
+    lengths = {"b": 2, "s": 3, "n": 4, "d": 6}
+    x = rng.uniform(-1, 1, [lengths[c] for c in letters])
+    view = TensorView.of_array(x, letters)
+    assert view.shape == (2, 3, 4, 6)
+    moved = canonical(x, letters)
+    assert moved.shape == (2, 3, 4, 6)
+    assert np.shares_memory(moved, x)
+    assert view.strides == tuple(step // 8 for step in moved.strides)
+    assert TensorView.dense(x.shape, "f64", letters) == view
+    flat = x.ravel()
+    b, s, n, d = (int(rng.integers(0, length)) for length in view.shape)
+    assert (
+        flat[view.offset + b * view.strides[0] + s * view.strides[1] + n * view.strides[2] + d * view.strides[3]]
+        == (moved[b, s, n, d])
+    )
+
+
+def test_rank_3_has_no_b() -> None:
+    x = np.zeros((3, 4, 6), np.float32)
+    assert TensorView.of_array(x).shape == (1, 3, 4, 6)
+    assert TensorView.of_array(x, "nsd").shape == (1, 4, 3, 6)
+    assert TensorView.of_array(x, "nbsd").shape == (1, 4, 3, 6)
+    assert parse_layout("BSND", 4) == "bsnd"
+
+
+@pytest.mark.parametrize(
+    ("layout", "rank", "message"),
+    [
+        ("bsnd", 2, r"x: got rank 2, allowed are 3 \[S, N, D\] and 4 \[B, S, N, D\]"),
+        ("bsnd", 5, "x: got rank 5"),
+        ("bshd", 4, "layout: got 'bshd', allowed is any order of the letters b, s, n, d"),
+        ("bsn", 3, "layout: got 'bsn'"),
+        ("bsndd", 4, "layout: got 'bsndd'"),
+        (None, 4, "layout: got None"),
+        ("snd", 4, "layout: got 'snd' for a rank 4 x, the letter b is missing"),
+    ],
+)
+def test_refused_layouts(layout: Any, rank: int, message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        parse_layout(layout, rank)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: TensorView.from_ggml([8], [4], "q4_0"), "dtype: got 'q4_0', allowed are f16, bf16, f32, f64"),
+        (lambda: TensorView.from_ggml([8, 1], [4], "f32"), "ne, nb: got 2 and 1 numbers, allowed are 1 to 4"),
+        (lambda: TensorView.from_ggml([], [], "f32"), "ne, nb: got 0 and 0 numbers"),
+        (lambda: TensorView.from_ggml([8, 2], [4, 34], "f32"), r"nb: got \[4, 34\] at offset 0, multiples of .* 4"),
+        (lambda: TensorView.from_ggml([8, 2], [4, 32], "f32", 2), "at offset 2, multiples"),
+        (
+            lambda: TensorView.of_array(np.zeros((1, 1, 2), np.int32)),
+            "x: got dtype int32, allowed are float16, bfloat16",
+        ),
+        (lambda: TensorView.of_array(np.zeros((1, 1, 2), ">f4")), "x: got dtype >f4"),
+        (lambda: TensorView.of_array(np.zeros((3, 1, 2), "f4,f2")["f0"]), "x: byte strides .* no multiples"),
+    ],
+)
+def test_refused_tensors(call: Any, message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        call()
+
+
+def test_dtypes() -> None:
+    names = [dtype_name(t) for t in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
+    assert names == ["f16", "bf16", "f32", "f64"]
+
+
+def brute_elements(view: TensorView) -> list[int]:
+    out = np.full((1,) * 4, view.offset)
+    for axis, (n, step) in enumerate(zip(view.shape, view.strides, strict=True)):
+        out = out + (np.arange(n) * step).reshape([-1 if a == axis else 1 for a in range(4)])
+    return sorted(out.ravel().tolist())
+
+
+def random_view(rng: np.random.Generator) -> TensorView:
+    return TensorView(
+        tuple(map(int, rng.integers(1, 5, 4))),
+        tuple(map(int, rng.integers(-12, 12, 4))),
+        int(rng.integers(0, 60)),
+        "f32",
+    )  # type: ignore[arg-type]
+
+
+def test_spans_and_overlaps_against_counting(rng: np.random.Generator) -> None:
+    seen = [0, 0]
+    for _ in range(300):
+        view, other = random_view(rng), random_view(rng)
+        places = brute_elements(view)
+        assert view.span == (places[0], places[-1] + 1)
+        assert view.overlaps_itself == (len(set(places)) < len(places)), view
+        shared = bool(set(places) & set(brute_elements(other)))
+        assert shares_memory(view, other) == shared, (view, other)
+        seen[shared] += 1
+    assert min(seen) > 20
+
+
+def test_empty_and_broadcast() -> None:
+    empty = TensorView((0, 3, 2, 8), (48, 16, 8, 1), 5, "f32")
+    assert (empty.span, empty.size, empty.overlaps_itself) == ((5, 5), 0, False)
+    assert TensorView((2, 3, 2, 8), (0, 16, 8, 1), 0, "f32").overlaps_itself
+    assert not TensorView((1, 3, 2, 8), (0, 16, 8, 1), 0, "f32").overlaps_itself
+
+
+def test_parts() -> None:
+    view = TensorView.dense((4, 6, 2, 8), "f32").moved(10)
+    part = view.part(slice(1, 3), slice(2, 6))
+    assert (part.shape, part.strides, part.offset) == ((2, 4, 2, 8), view.strides, 10 + 96 + 32)

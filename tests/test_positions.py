@@ -1,0 +1,186 @@
+"""Positions: every dtype and form, negative ones, the extremes, packed sequences, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+from helpers import Case, run
+
+import clrope
+from clrope import RopeConfig, ShapeError
+from clrope.emulation import emulate_cos_sin
+from clrope.positions import packed_positions, position_rows
+
+DTYPES = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+NEOX = RopeConfig("neox", 8)
+SECTIONS = RopeConfig("mrope", 8, sections=(1, 1, 1, 1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_integer_dtype(device: clrope.DeviceInfo, dtype: str, seed: int) -> None:
+    for form in ("S", "int", "BS", "B"):
+        run(Case({"mode": "neox"}, (2, 5, 2, 16), "f32", "bsnd", form, dtype, -(2**63), 2**63 - 1, seed=seed), device)
+
+
+@pytest.mark.parametrize("form", ["int", "S", "BS", "1S", "B"])
+@pytest.mark.parametrize("mode", ["normal", "neox"])
+def test_forms(device: clrope.DeviceInfo, form: str, mode: str, seed: int) -> None:
+    run(Case({"mode": mode}, (3, 4, 2, 8), "f16", positions=form, low=-1000, high=1000, seed=seed), device)
+
+
+@pytest.mark.parametrize("form", ["int", "S", "1S", "B", "3S", "4S", "3BS", "4BS"])
+@pytest.mark.parametrize("mode", ["mrope", "imrope", "vision"])
+def test_forms_with_sections(device: clrope.DeviceInfo, form: str, mode: str, seed: int) -> None:
+    fields = {"mode": mode, "sections": (2, 1, 2, 1)}
+    run(Case(fields, (2, 5, 2, 24), "bf16", positions=form, low=-1000, high=1000, seed=seed), device)
+
+
+EXTREMES = [0, 1, -1, 2**31 - 1, 2**31, -(2**31), 2**31 - 5, 2**30 + 12345, -(2**30) - 999, 131072, 1 << 24, 3**19]
+
+
+@pytest.mark.parametrize("freq_base", [10000.0, 500000.0, 1.0, 1e7])
+def test_cosine_error_within_32_bits(device: clrope.DeviceInfo, freq_base: float, rng: np.random.Generator) -> None:
+    positions = np.concatenate([EXTREMES, rng.integers(-(2**31), 2**31, 60)])
+    fields = {"mode": "neox", "n_dims": 64, "freq_base": freq_base}
+    cosine, sine = clrope.Rope(RopeConfig.from_dict(fields), device).cos_sin(positions)
+    assert cosine.dtype == sine.dtype == np.float32
+    want_cosine, want_sine = oracle.cos_sin(np.tile(positions, (4, 1)), fields, 64)
+    assert np.abs(cosine - want_cosine).max() <= 2e-7
+    assert np.abs(sine - want_sine).max() <= 2e-7
+
+
+def test_cosine_error_with_yarn_and_factors(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    positions = np.concatenate([EXTREMES, rng.integers(-(2**31), 2**31, 60)])
+    fields = {
+        "mode": "normal", "n_dims": 64, "freq_base": 1e6, "ext_factor": 0.8, "freq_scale": 0.1, "n_ctx_orig": 8192,
+        "freq_factors": tuple(map(float, rng.uniform(0.9, 1.1, 32))),
+    }  # fmt: skip
+    cosine, sine = clrope.Rope(RopeConfig.from_dict(fields), device).cos_sin(positions)
+    want_cosine, want_sine = oracle.cos_sin(np.tile(positions, (4, 1)), fields, 64)
+    magnitude = 1 + 0.1 * np.log(10)
+    assert np.abs(cosine - want_cosine).max() <= 2e-7 * magnitude
+    assert np.abs(sine - want_sine).max() <= 2e-7 * magnitude
+
+
+def test_cosine_error_over_all_64_bits(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    info = np.iinfo(np.int64)
+    positions = np.concatenate([[info.min, info.max, 2**53 + 1, -(2**62)], rng.integers(info.min, info.max, 60)])
+    fields = {"mode": "neox", "n_dims": 32}
+    cosine, sine = clrope.Rope(RopeConfig.from_dict(fields), device).cos_sin(positions)
+    want_cosine, want_sine = oracle.cos_sin(np.tile(positions, (4, 1)), fields, 32)
+    assert np.abs(cosine - want_cosine).max() <= 2e-7
+    assert np.abs(sine - want_sine).max() <= 2e-7
+
+
+def test_cos_sin_takes_every_form_of_rows(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    for config, shapes in ((NEOX, [(), (7,)]), (SECTIONS, [(), (7,), (3, 7), (4, 7)])):
+        for shape in shapes:
+            positions = np.asarray(rng.integers(-9999, 9999, shape))
+            cosine, sine = clrope.Rope(config, device).cos_sin(positions)
+            assert cosine.shape == sine.shape == ((shape or (1,))[-1], 4)
+            want = emulate_cos_sin(positions, config)
+            assert (cosine == want[0]).all()
+            assert (sine == want[1]).all()
+    empty = clrope.Rope(NEOX, device).cos_sin(np.zeros(0, np.int32))
+    assert empty[0].shape == (0, 4)
+    with pytest.raises(clrope.ConfigError, match="n_dims: the configuration has none, give head_dim"):
+        clrope.Rope(RopeConfig("neox"), device).cos_sin([1])
+    assert clrope.Rope(RopeConfig("neox"), device).cos_sin([1], head_dim=6)[0].shape == (1, 3)
+
+
+def rows(positions: Any, config: RopeConfig = NEOX, batch: int = 2, seq: int = 3) -> list[list[int]]:
+    return position_rows(positions, config, batch=batch, seq=seq).rows.tolist()
+
+
+def test_what_forms_mean() -> None:
+    assert rows(5) == [[5, 6, 7]]
+    assert rows([5, 9, -1]) == [[5, 9, -1]]
+    assert rows([[1, 2, 3], [4, 5, 6]]) == [[1, 2, 3, 4, 5, 6]]
+    assert rows([[1, 2, 3]]) == [[1, 2, 3]]
+    assert rows([10, 20]) == [[10, 11, 12, 20, 21, 22]]
+    assert rows([10, 20], batch=2, seq=2) == [[10, 20]]  # as many tokens as batches: positions, not offsets
+    assert rows([5, 9, -1], SECTIONS) == [[5, 9, -1]] * 4
+    assert rows([[1, 1, 1], [2, 2, 2], [3, 3, 3]], SECTIONS) == [[1] * 3, [2] * 3, [3] * 3, [1] * 3]
+    assert rows(np.arange(12).reshape(4, 3), SECTIONS) == np.arange(12).reshape(4, 3).tolist()
+    assert rows(np.arange(18).reshape(3, 2, 3), SECTIONS)[1] == list(range(6, 12))
+    where = position_rows([[1, 2, 3], [4, 5, 6]], NEOX, batch=2, seq=3)
+    assert (where.count, where.batch_stride, where.rows_of_batch(2)) == (6, 3, [slice(0, 3), slice(3, 6)])
+    assert not where.beyond_32_bits
+    assert position_rows([2**31 + 1], NEOX, batch=1, seq=1).beyond_32_bits
+    assert position_rows([-(2**31) - 1], NEOX, batch=1, seq=1).beyond_32_bits
+
+
+@pytest.mark.parametrize("mode", ["mrope", "imrope"])
+def test_text_in_section_modes_is_neox(device: clrope.DeviceInfo, mode: Any, rng: np.random.Generator) -> None:
+    x = rng.uniform(-1, 1, (2, 5, 2, 16)).astype(np.float32)
+    sections = RopeConfig(mode, sections=(2, 3, 1, 1))
+    for positions in (7, rng.integers(0, 99999, 5), rng.integers(0, 9, (2,))):
+        text = clrope.rope(x, positions, sections, device=device.index)
+        assert (text == clrope.rope(x, positions, RopeConfig("neox"), device=device.index)).all()
+
+
+@pytest.mark.parametrize(
+    ("positions", "config", "message"),
+    [
+        ([1.0, 2.0, 3.0], NEOX, "positions: got dtype float64, allowed are the integer dtypes int8 ... int64"),
+        (np.zeros(3, np.float32), NEOX, "positions: got dtype float32"),
+        (1.5, NEOX, "positions: got dtype float64"),
+        (np.zeros(3, bool), NEOX, "positions: got dtype bool"),
+        ("abc", NEOX, "positions: got dtype <U3"),
+        (
+            [1, 2, 3, 4],
+            NEOX,
+            r"positions: got shape \[4\], allowed here are an int, \[3\], \[2, 3\], \[2\] \(an offset",
+        ),
+        (np.zeros((3, 2), int), NEOX, r"positions: got shape \[3, 2\]"),
+        (np.zeros((4, 3), int), NEOX, r"positions: got shape \[4, 3\]"),
+        (np.zeros((1, 1, 3), int), NEOX, r"positions: got shape \[1, 1, 3\]"),
+        (
+            np.zeros((5, 3), int),
+            SECTIONS,
+            r"positions: got shape \[5, 3\], .* \[4, 3\], \[3, 3\], \[4, 2, 3\], \[3, 2, 3\]",
+        ),
+        (np.zeros((4, 3, 3), int), SECTIONS, r"positions: got shape \[4, 3, 3\]"),
+        (
+            np.array([1, 2, 2**63], np.uint64),
+            NEOX,
+            r"positions: got 9223372036854775808, at most 2\*\*63 - 1 is allowed",
+        ),
+        (2**63 - 2, NEOX, "positions: offset 9223372036854775806 with 3 tokens goes beyond 64-bit integers"),
+        ([2**63 - 2, 0], NEOX, "positions: offset 9223372036854775806 with 3 tokens goes beyond 64-bit integers"),
+    ],
+)
+def test_refusals(positions: Any, config: RopeConfig, message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        position_rows(positions, config, batch=2, seq=3)
+
+
+def test_packed_sequences(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    assert packed_positions([0, 3, 3, 5], 5).tolist() == [0, 1, 2, 0, 1]
+    assert packed_positions([0, 3, 5], 5, offsets=[10, -4]).tolist() == [10, 11, 12, -4, -3]
+    x = rng.uniform(-1, 1, (7, 2, 8)).astype(np.float32)
+    bounds = [0, 2, 2, 6, 7]
+    packed = clrope.rope(x, packed_positions(bounds, 7), NEOX, device=device.index)
+    for a, b in zip(bounds[:-1], bounds[1:], strict=True):
+        assert (packed[a:b] == clrope.rope(np.ascontiguousarray(x[a:b]), 0, NEOX, device=device.index)).all()
+
+
+@pytest.mark.parametrize(
+    ("cu_seqlens", "offsets", "message"),
+    [
+        ([0], None, r"cu_seqlens: got shape \[1\], a vector of at least 2 bounds"),
+        ([[0, 5]], None, r"cu_seqlens: got shape \[1, 2\]"),
+        ([1, 5], None, r"cu_seqlens: must ascend from 0 to the number of tokens 5, got 1 \.\.\. 5"),
+        ([0, 4], None, r"got 0 \.\.\. 4"),
+        ([0, 4, 2, 5], None, r"got 0 \.\.\. 5 with a descent"),
+        ([0.0, 5.0], None, "cu_seqlens: got dtype float64"),
+        ([0, 2, 5], [1], r"offsets: got shape \[1\], one per sequence is needed: \[2\]"),
+        ([0, 2, 5], [1.0, 2.0], "offsets: got dtype float64"),
+    ],
+)
+def test_refusals_of_packed_sequences(cu_seqlens: Any, offsets: Any, message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        packed_positions(cu_seqlens, 5, offsets)
