@@ -58,17 +58,13 @@ def position_rows(positions: Any, config: RopeConfig, *, batch: int | None, seq:
         batch, seq = 1, _free_length(array, sections)
     allowed = _allowed(batch, seq, sections)
     if array.ndim == 0:
-        base = _wide(array.reshape(1))
-        if int(base[0]) + seq - 1 > np.iinfo(np.int64).max:
-            raise ShapeError(f"positions: offset {int(base[0])} with {seq} tokens goes beyond 64-bit integers")
-        return PositionRows(_axes((base + np.arange(seq, dtype=np.int64))[None], sections), 0)
+        return PositionRows(_axes(_from_offsets(_wide(array.reshape(1)), seq), sections), 0)
     wide = _wide(array)
     if array.ndim == 1:
         if array.shape[0] == seq:
             return PositionRows(_axes(wide[None], sections), 0)
         if array.shape[0] == batch:
-            each = wide[:, None] + np.arange(seq, dtype=np.int64)
-            return PositionRows(_axes(each.reshape(1, -1), sections), seq)
+            return PositionRows(_axes(_from_offsets(wide, seq).reshape(1, -1), sections), seq)
     elif array.ndim == 2:
         if array.shape == (1, seq) or (sections and array.shape in ((3, seq), (4, seq))):
             return PositionRows(_axes(wide, sections), 0)
@@ -123,6 +119,13 @@ def _wide(array: npt.NDArray[Any]) -> I64:
     if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
         raise ShapeError(f"positions: got {int(array.max())}, at most 2**63 - 1 is allowed")
     return array.astype(np.int64)
+
+
+def _from_offsets(offsets: I64, seq: int) -> I64:
+    """Return offsets[k], offsets[k] + 1, ... in row k: int64[K, seq]."""
+    if offsets.size and int(offsets.max()) + seq - 1 > np.iinfo(np.int64).max:
+        raise ShapeError(f"positions: offset {int(offsets.max())} with {seq} tokens goes beyond 64-bit integers")
+    return offsets[:, None] + np.arange(seq, dtype=np.int64)
 
 
 def _axes(rows: I64, sections: bool) -> I64:

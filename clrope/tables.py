@@ -58,10 +58,12 @@ class ArrayTables:
     def tables(self, queue: pyopencl.CommandQueue, device: DeviceInfo, rows: slice, real: Real) -> Tables:
         """Gather those rows as the tables are now."""
         placed, keep = self._on_device(queue, device)
+        # What the caller still has under way on his device tables comes first.
+        waits = [e for o in (self.cosine, self.sine) if o.kind == "opencl" for e in o.array.events]
         count = rows.stop - rows.start
         if self.index is not None:
             made = tables_of_arrays(
-                queue, device.kind, placed[0], placed[1], self.columns, self.index[rows], count, count, real
+                queue, device.kind, placed[0], placed[1], self.columns, self.index[rows], count, count, real, waits
             )
         else:
             per_batch = self.rows_per_batch
@@ -72,7 +74,9 @@ class ArrayTables:
             within = rows.start % per_batch
             views = [(buffer, view.moved(within * view.strides[1])) for buffer, view in views]
             span = min(per_batch, count)
-            made = tables_of_arrays(queue, device.kind, views[0], views[1], self.columns, None, count, span, real)
+            made = tables_of_arrays(
+                queue, device.kind, views[0], views[1], self.columns, None, count, span, real, waits
+            )
         if keep is not None and made.ready is not None:
             made.ready.wait()  # the caller may change or free his tables once we return
         return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -164,7 +165,7 @@ def test_packed_sequences(device: clrope.DeviceInfo, rng: np.random.Generator) -
     x = rng.uniform(-1, 1, (7, 2, 8)).astype(np.float32)
     bounds = [0, 2, 2, 6, 7]
     packed = clrope.rope(x, packed_positions(bounds, 7), NEOX, device=device.index)
-    for a, b in zip(bounds[:-1], bounds[1:], strict=True):
+    for a, b in itertools.pairwise(bounds):
         assert (packed[a:b] == clrope.rope(np.ascontiguousarray(x[a:b]), 0, NEOX, device=device.index)).all()
 
 

@@ -17,35 +17,36 @@ from ..errors import ConfigError, RopeError
 if TYPE_CHECKING:
     from ..config import RopeConfig
 
-_SOURCE = "Where the configuration comes from (one of these, or --mode)"
-_FIELDS = "Fields of the configuration (over those from a file)"
+
+def _field(text: str) -> Any:
+    return typer.Option(help=text)
 
 
 def read_config(
-    config: Annotated[Path | None, typer.Option("--config", help="JSON file of RopeConfig's fields.", rich_help_panel=_SOURCE)] = None,
-    gguf: Annotated[Path | None, typer.Option(help="GGUF model file.", rich_help_panel=_SOURCE)] = None,
-    hf: Annotated[Path | None, typer.Option(help="Hugging Face config.json, or its folder.", rich_help_panel=_SOURCE)] = None,
-    preset: Annotated[str | None, typer.Option(help="A well-known model by name.", rich_help_panel=_SOURCE)] = None,
-    layer_type: Annotated[str | None, typer.Option(help="Of a file with one RoPE per layer type.", rich_help_panel=_SOURCE)] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Length that will be run, where a file's scaling depends on it.", rich_help_panel=_SOURCE)] = None,
-    mode: Annotated[str | None, typer.Option(help="normal, neox, mrope, imrope, vision, or ggml's integer.", rich_help_panel=_FIELDS)] = None,
-    n_dims: Annotated[int | None, typer.Option(rich_help_panel=_FIELDS)] = None,
-    freq_base: Annotated[float | None, typer.Option(rich_help_panel=_FIELDS)] = None,
-    freq_scale: Annotated[float | None, typer.Option(rich_help_panel=_FIELDS)] = None,
-    ext_factor: Annotated[float | None, typer.Option(rich_help_panel=_FIELDS)] = None,
-    attn_factor: Annotated[float | None, typer.Option(rich_help_panel=_FIELDS)] = None,
-    beta_fast: Annotated[float | None, typer.Option(rich_help_panel=_FIELDS)] = None,
-    beta_slow: Annotated[float | None, typer.Option(rich_help_panel=_FIELDS)] = None,
-    n_ctx_orig: Annotated[int | None, typer.Option(rich_help_panel=_FIELDS)] = None,
-    freq_factors: Annotated[str | None, typer.Option(help="1.0,1.1,... or FILE[:NAME] with one number per pair.", rich_help_panel=_FIELDS)] = None,
-    sections: Annotated[str | None, typer.Option(help="t,h,w or t,h,w,e", rich_help_panel=_FIELDS)] = None,
-    n_offs: Annotated[int | None, typer.Option(rich_help_panel=_FIELDS)] = None,
-    angles: Annotated[str | None, typer.Option(help="exact or ggml", rich_help_panel=_FIELDS)] = None,
-) -> RopeConfig:  # fmt: skip
+    config_file: Annotated[Path | None, typer.Option("--config", help="JSON file of the fields below.")] = None,
+    gguf: Annotated[Path | None, _field("GGUF model file.")] = None,
+    hf: Annotated[Path | None, _field("Hugging Face config.json, or its folder.")] = None,
+    preset: Annotated[str | None, _field("A well-known model by name.")] = None,
+    layer_type: Annotated[str | None, _field("Of a file with one RoPE per layer type.")] = None,
+    seq_len: Annotated[int | None, _field("Length that will be run, where a file's scaling depends on it.")] = None,
+    mode: Annotated[str | None, _field("normal, neox, mrope, imrope, vision, or ggml's integer.")] = None,
+    n_dims: Annotated[int | None, _field("Rotated elements of a head. Default: all.")] = None,
+    freq_base: Annotated[float | None, _field("Base of the frequencies. Default: 10000.")] = None,
+    freq_scale: Annotated[float | None, _field("Factor on the angles. Default: 1.")] = None,
+    ext_factor: Annotated[float | None, _field("Weight of YaRN's ramp. Default: 0, no YaRN.")] = None,
+    attn_factor: Annotated[float | None, _field("Factor on cos and sin. Default: 1.")] = None,
+    beta_fast: Annotated[float | None, _field("Turns at which YaRN's ramp begins. Default: 32.")] = None,
+    beta_slow: Annotated[float | None, _field("Turns at which YaRN's ramp ends. Default: 1.")] = None,
+    n_ctx_orig: Annotated[int | None, _field("Context length trained with, for YaRN. Default: 0.")] = None,
+    freq_factors: Annotated[str | None, _field("Divisors of the angles: 1.0,1.1,... or FILE[:NAME].")] = None,
+    sections: Annotated[str | None, _field("Pairs of each axis: t,h,w or t,h,w,e.")] = None,
+    n_offs: Annotated[int | None, _field("First rotated element of a head. Default: 0.")] = None,
+    angles: Annotated[str | None, _field("exact (default), or ggml: its float32 recurrence.")] = None,
+) -> RopeConfig:
     """Return the configuration that the flags describe; `ConfigError` if they are too many or too few."""
     from ..config import RopeConfig
 
-    sources = {"--config": config, "--gguf": gguf, "--hf": hf, "--preset": preset}
+    sources = {"--config": config_file, "--gguf": gguf, "--hf": hf, "--preset": preset}
     given = [flag for flag, value in sources.items() if value is not None]
     if len(given) > 1:
         raise ConfigError(f"{given[1]}: given together with {given[0]}, one source is needed")
@@ -53,14 +54,14 @@ def read_config(
     if read_by_mode and not (gguf or hf):
         raise ConfigError(f"{next(iter(read_by_mode))}: has a meaning with --gguf and --hf only")
     fields: dict[str, Any] = {
-        "mode": _mode(mode), "n_dims": n_dims, "freq_base": freq_base, "freq_scale": freq_scale,
+        "mode": parse_mode_flag(mode), "n_dims": n_dims, "freq_base": freq_base, "freq_scale": freq_scale,
         "ext_factor": ext_factor, "attn_factor": attn_factor, "beta_fast": beta_fast, "beta_slow": beta_slow,
         "n_ctx_orig": n_ctx_orig, "freq_factors": _factors(freq_factors), "sections": _integers("sections", sections),
         "n_offs": n_offs, "angles": angles,
     }  # fmt: skip
     fields = {name: value for name, value in fields.items() if value is not None}
-    if config is not None:
-        return RopeConfig.from_dict({**read_json(config), **fields})
+    if config_file is not None:
+        return RopeConfig.from_dict({**read_json(config_file), **fields})
     if gguf is not None or hf is not None:
         from ..io.gguf import config_from_gguf
         from ..io.hf import config_from_hf
@@ -128,7 +129,8 @@ def named_array(text: str, what: str) -> Any:
     return arrays[name]
 
 
-def _mode(text: str | None) -> Any:
+def parse_mode_flag(text: str | None) -> Any:
+    """Return a mode's name as it is, ggml's number as an integer, None as None."""
     return int(text) if text is not None and text.isdecimal() else text
 
 

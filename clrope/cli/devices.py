@@ -43,13 +43,13 @@ def _show(found: list[DeviceInfo]) -> None:
     yes = {True: "yes", False: "no"}
     print_table(
         "",
-        ["index", "platform", "device", "kind", "version", "driver", "#units", "fp16", "fp64", "vector f32/f16",
+        ["index", "platform", "device", "kind", "OpenCL", "driver", "#units", "fp16", "fp64", "vector f32/f16",
          "#local", "#max alloc", "unified", "#copy GB/s", "health"],
         [
-            [d.index, d.platform, d.name, d.kind, d.opencl_version.removeprefix("OpenCL "), d.driver_version,
-             d.compute_units, yes[d.fp16], yes[d.fp64], f"{d.native_widths.float}/{d.native_widths.half}",
-             bytes_text(d.local_mem), bytes_text(d.max_alloc), yes[d.host_unified],
-             "-" if d.health.copy_gbs is None else f"{d.health.copy_gbs:.3g}",
+            [d.index, d.platform, d.name, d.kind, d.opencl_version.removeprefix("OpenCL ").split(" ")[0],
+             d.driver_version, d.compute_units, yes[d.fp16], yes[d.fp64],
+             f"{d.native_widths.float}/{d.native_widths.half}", bytes_text(d.local_mem), bytes_text(d.max_alloc),
+             yes[d.host_unified], "-" if d.health.copy_gbs is None else f"{d.health.copy_gbs:.3g}",
              d.health.status + (" (simulator)" if d.simulator else "")]
             for d in found
         ],

@@ -12,6 +12,7 @@ from .ending import ends_well
 
 if TYPE_CHECKING:
     from ..config import RopeConfig
+    from ..program.variants import Pairing
 
 
 def add_to(app: typer.Typer) -> None:
@@ -26,9 +27,9 @@ def _explain(
     layout: Annotated[str, typer.Option(help="Order of the axes: any order of b, s, n, d.")] = "bsnd",
     inplace: Annotated[bool, typer.Option("--inplace", help="The output is the input.")] = False,
     backward: Annotated[bool, typer.Option("--backward", help="Rotate back.")] = False,
-    device: Annotated[str | None, typer.Option(help="A device by name or index. Default: the fastest healthy one.")] = None,
+    device: Annotated[str | None, typer.Option(help="Name or index. Default: the fastest healthy.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
-) -> bool:  # fmt: skip
+) -> bool:
     """Say what a call would launch: the device, the kernel's spelling, its file, its options, how many chunks."""
     import numpy as np
 
@@ -49,9 +50,13 @@ def _explain(
     if as_json:
         print_json(report)
         return True
-    print_table("", ["", ""], [[name, value] for name, value in report.items() if name not in ("kernels", "schema", "config")])
+    print_table(
+        "", ["", ""], [[name, value] for name, value in report.items() if name not in ("kernels", "schema", "config")]
+    )
     for kernel in report["kernels"]:
-        print_table(f"rotation, {kernel['launches']} of the launches", ["", ""], [[k, _text(v)] for k, v in kernel.items()])
+        print_table(
+            "", ["", ""], [[k, _text(v)] for k, v in kernel.items()]
+        )
     return True
 
 
@@ -74,11 +79,12 @@ def _lengths(text: str) -> list[int]:
 def _report(plan: Any, config: RopeConfig, device: Any, x: Any, layout: str) -> dict[str, Any]:
     from collections import Counter
 
-    from ..layout import dtype_name
+    from ..layout import canonical, dtype_name
     from ..program.source import kernel_folder, kernel_hash
 
     # Section modes pair as NeoX does.
-    pairing = "normal" if config.mode == "normal" else "neox"
+    pairing: Pairing = "normal" if config.mode == "normal" else "neox"
+    pairs = config.for_head_dim(int(canonical(x, layout).shape[3])).n_pairs(None)
     kernels = []
     for variant, launches in Counter(plan.variants).items():
         file, name = variant.source(pairing)
@@ -87,7 +93,7 @@ def _report(plan: Any, config: RopeConfig, device: Any, x: Any, layout: str) -> 
                 "kernel": name,
                 "source": str(kernel_folder() / file),
                 "source_hash": kernel_hash(file),
-                "options": list(variant.options(dtype_name(x.dtype))),
+                "options": list(variant.options(dtype_name(x.dtype), pairs)),
                 "variant": variant.to_dict(),
                 "launches": launches,
             }
@@ -98,7 +104,7 @@ def _report(plan: Any, config: RopeConfig, device: Any, x: Any, layout: str) -> 
         "device": str(device),
         "driver": device.driver_version,
         "memory": "the host's, in place" if device.host_unified else "the device's own, by copies",
-        "tensor": f"{dtype_name(x.dtype)} {list(x.shape)} in the order {layout[-x.ndim:]}",
+        "tensor": f"{dtype_name(x.dtype)} {list(x.shape)} in the order {layout[-x.ndim :]}",
         "mode": config.mode,
         "launches": plan.launches,
         "cos and sin": f"{kernel_folder() / tables}, kept for the next call",

@@ -29,10 +29,15 @@ def _verify(
         list[str] | None, typer.Option(help="A suite by name, or 'all' (repeatable). Default: seed.")
     ] = None,
     json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON; '-': on stdout, in place of lines.")
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Write the report as JSON; '-': on stdout, in place of lines."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the inputs. Default: a new one, which is printed.")] = None,
-    text: Annotated[str, typer.Option("--filter", metavar="TEXT", help="Only cases that contain each word of TEXT.")] = "",
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of the inputs. Default: a new one, which is printed.")
+    ] = None,
+    text: Annotated[
+        str, typer.Option("--filter", metavar="TEXT", help="Only cases that contain each word of TEXT.")
+    ] = "",
 ) -> bool:
     """Run conformance suites and compare every result with the reference, and with the other devices' bits.
 

@@ -40,7 +40,8 @@ class Case:
     v:      how x lies in memory: 0 dense, 1 a corner of a larger tensor, 2 the second half of each head's memory
             (0 to 2 as in ggml), 3 q and k of a fused QKV tensor in one call, 4 every other element backwards,
             5 every third element, the other axes backwards.
-    inplace, n_offs, base, n_ctx_orig, bf (beta_fast), bs (beta_slow): as in RopeConfig; bf and bs are 1 as in test_rope.
+    inplace: whether the output is the input.
+    n_offs, base, n_ctx_orig, bf (beta_fast), bs (beta_slow): as in RopeConfig; bf and bs are 1 as in test_rope.
     sections: None: what test_rope sets.
     lo:     order of the axes in memory, letters b, s, n, d (without b: rank 3).
     o:      0: the output is dense; 1: it lies in memory as x does.
@@ -135,13 +136,17 @@ def parse_case(text: str) -> Case:
     """
     match = _TEXT.fullmatch(text)
     if match is None or match[1] not in _OPS:
-        raise ConfigError(f"case: got {text.strip()!r}, the form is ROPE(type=f32,ne_a=[128,32,2,1],...) or ROPE_BACK(...)")
+        raise ConfigError(
+            f"case: got {text.strip()!r}, the form is ROPE(type=f32,ne_a=[128,32,2,1],...) or ROPE_BACK(...)"
+        )
     known = {f.name: f for f in fields(Case) if f.name != "forward"}
     values: dict[str, Any] = {"forward": _OPS[match[1]]}
     for part in _COMMA.split(match[2]):
         name, equals, value = part.strip().partition("=")
         if not equals or name not in known or name in values:
-            raise ConfigError(f"case: {part.strip()!r} in {text.strip()!r}, each of {', '.join(known)} can be given once")
+            raise ConfigError(
+                f"case: {part.strip()!r} in {text.strip()!r}, each of {', '.join(known)} can be given once"
+            )
         try:
             values[name] = _READERS[str(known[name].type)](value)
         except ValueError as error:

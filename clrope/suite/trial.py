@@ -114,9 +114,7 @@ class CallTrial:
         result = compare(flat(got), flat(self.want))
         if not result.nmse <= self.limit:
             trouble = [f"limit {self.limit:.0e}", *trouble]
-        return Outcome(
-            "fail" if trouble else "ok", result.nmse, self.limit, digest_of(got), "; ".join(trouble)
-        )
+        return Outcome("fail" if trouble else "ok", result.nmse, self.limit, digest_of(got), "; ".join(trouble))
 
 
 def flat(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:

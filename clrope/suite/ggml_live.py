@@ -1,0 +1,121 @@
+"""ggml as a second judge: a case run by ggml on the CPU through `ggml-python`, where that is installed.
+
+ggml is given the very memory of the case: the same parent, view, positions and frequency factors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..compare import compare
+from ..config import RopeConfig
+from ..layout import TensorView
+from .case import Case
+from .outcome import Outcome, nmse_text
+from .trial import CallTrial, flat
+
+if TYPE_CHECKING:
+    from ..device import DeviceInfo
+
+#: ggml's own bound for its tests. Its float32 angles are off by 1e-10 at the positions used here.
+LIMIT = 1e-7
+
+
+@lru_cache(maxsize=1)
+def module() -> Any:
+    """Return the module `ggml`, or None if `ggml-python` is not installed or does not load."""
+    try:
+        import ggml
+    except (ImportError, OSError, RuntimeError):
+        return None
+    return ggml
+
+
+def remark() -> str:
+    """Say whether ggml judges."""
+    if module() is None:
+        return "judged by the float64 reference; `pip install ggml-python` lets ggml itself judge as well"
+    import importlib.metadata
+
+    return f"judged by the float64 reference, and live by ggml (ggml-python {importlib.metadata.version('ggml-python')})"
+
+
+def can_judge(case: Case) -> bool:
+    """Whether ggml (as packaged) can compute the case."""
+    return module() is not None and case.n_offs == 0 and case.type in ("f32", "f16") and case.v <= 2
+
+
+class LiveTrial(CallTrial):
+    """A call that ggml has answered too."""
+
+    def __init__(self, case: Case, seed: int) -> None:
+        super().__init__(case, seed)
+        self.live = compute(case, self.x.views[0], self.positions, self.config) if can_judge(case) else None
+
+    def judge(self, got: list[npt.NDArray[Any]], trouble: list[str]) -> Outcome:
+        """Compare with ggml's answer, then as always."""
+        if self.live is not None:
+            found = compare(flat(got), flat([self.live]).astype(np.float64))
+            if not found.nmse <= LIMIT:
+                trouble = [f"NMSE {nmse_text(found.nmse)} against ggml", *trouble]
+        return super().judge(got, trouble)
+
+
+def compute(case: Case, x: npt.NDArray[Any], positions: Any, config: RopeConfig) -> npt.NDArray[Any]:
+    """Return ggml's answer, of x's shape and dtype.
+
+    x: [B, S, N, D], a view with any strides that ggml allows (dense last axis). positions: [S], or [4, S].
+    """
+    g = module()
+    view = TensorView.of_array(x)
+    ne, nb, _ = view.to_ggml()
+    kind = g.GGML_TYPE_F16 if case.type == "f16" else g.GGML_TYPE_F32
+    parent = np.lib.stride_tricks.as_strided(x, (view.span[1],), (view.itemsize,), writeable=False)
+    rows = np.ascontiguousarray(positions, dtype=np.int32).ravel()
+    memory = (parent.nbytes + view.nbytes) * 2 + rows.nbytes + (1 << 20)
+    context = g.ggml_init(g.ggml_init_params(mem_size=memory, mem_buffer=None, no_alloc=False))
+    if not context:
+        raise MemoryError(f"ggml could not set {memory} bytes aside")
+    try:
+        whole = _tensor(g, context, kind, np.ascontiguousarray(parent))
+        a = g.ggml_view_4d(context, whole, *ne, *nb[1:], 0)
+        b = _tensor(g, context, g.GGML_TYPE_I32, rows)
+        c = None
+        if config.freq_factors is not None:
+            c = _tensor(g, context, g.GGML_TYPE_F32, np.array(config.freq_factors, dtype=np.float32))
+        floats = (config.freq_base, config.freq_scale, config.ext_factor, config.attn_factor, config.beta_fast,
+                  config.beta_slow)  # fmt: skip
+        suffix = "_inplace" if case.inplace else ""
+        if config.sections is None:
+            call = getattr(g, f"ggml_rope_ext{suffix}") if case.forward else g.ggml_rope_ext_back
+            out = call(context, a, b, c, config.n_dims, config.ggml_mode, config.n_ctx_orig, *floats)
+        else:
+            call = getattr(g, f"ggml_rope_multi{suffix}") if case.forward else g.ggml_rope_multi_back
+            sections = (ctypes.c_int * 4)(*config.sections)
+            out = call(context, a, b, c, config.n_dims, sections, config.ggml_mode, config.n_ctx_orig, *floats)
+        graph = g.ggml_new_graph(context)
+        g.ggml_build_forward_expand(graph, out)
+        if g.ggml_graph_compute_with_ctx(context, graph, 2) != 0:
+            raise RuntimeError("ggml reported a failure")
+        return _read(out.contents, x)
+    finally:
+        g.ggml_free(context)
+
+
+def _tensor(g: Any, context: Any, kind: int, data: npt.NDArray[Any]) -> Any:
+    tensor = g.ggml_new_tensor_1d(context, kind, data.size)
+    ctypes.memmove(tensor.contents.data, data.ctypes.data, data.nbytes)
+    return tensor
+
+
+def _read(tensor: Any, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Copy a tensor of ggml's, which may be a view, before its context goes."""
+    strides = [int(tensor.nb[i]) for i in range(4)][::-1]
+    span = sum(step * (n - 1) for step, n in zip(strides, like.shape, strict=True)) + like.itemsize
+    raw = np.frombuffer(ctypes.string_at(tensor.data, span), dtype=like.dtype)
+    return np.array(np.lib.stride_tricks.as_strided(raw, like.shape, strides))

@@ -1,0 +1,210 @@
+"""PyOpenCL arrays stay on their own queue: events in and out, no waiting, offsets and strides honoured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+import pyopencl.array as cla
+import pytest
+from helpers import POISON, bits, same
+
+import clrope
+from clrope import DeviceError, Rope, RopeConfig, ShapeError
+from clrope.emulation import emulate_rope
+from clrope.layout import DTYPES
+
+NEOX = RopeConfig("neox", 12)
+
+
+@pytest.fixture
+def queue(device: clrope.DeviceInfo) -> cl.CommandQueue:
+    """A queue of the caller's own, in a context of its own."""
+    return cl.CommandQueue(cl.Context([device.cl_device]))
+
+
+def host(rng: np.random.Generator, dtype: str = "f32", shape: tuple[int, ...] = (2, 5, 3, 16)) -> np.ndarray:
+    return rng.uniform(-1, 1, shape).astype(DTYPES[dtype])
+
+
+def to_device(queue: cl.CommandQueue, x: np.ndarray, before: int = 0) -> cla.Array:
+    """Copy x behind `before` poisoned elements, with as many behind it. (bfloat16 arrays have no buffer protocol.)"""
+    memory = np.full(x.nbytes + 2 * before * x.itemsize, POISON, np.uint8)
+    memory[before * x.itemsize :][: x.nbytes] = np.ascontiguousarray(bits(x)).view(np.uint8).ravel()
+    flags = cl.mem_flags
+    data = cl.Buffer(queue.context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=memory)
+    return cla.Array(queue, x.shape, x.dtype, data=data, offset=before * x.itemsize)
+
+
+def to_host(array: cla.Array) -> np.ndarray:
+    """Read a C-order array after its events."""
+    got = np.empty(array.size, np.dtype(f"u{array.dtype.itemsize}"))
+    cl.enqueue_copy(array.queue, got, array.base_data, src_offset=array.offset, wait_for=array.events)
+    return got.view(array.dtype).reshape(array.shape)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("out", [None, "in place", "given"])
+def test_on_its_own_queue(queue: cl.CommandQueue, dtype: str, out: Any, rng: np.random.Generator) -> None:
+    x = host(rng, dtype)
+    positions = rng.integers(-9999, 9999, (2, 5))
+    array = to_device(queue, x, before=3)
+    target = {"in place": array, "given": to_device(queue, np.zeros_like(x), before=5)}.get(out)
+    got = clrope.rope(array, positions, NEOX, out=target)
+    assert isinstance(got, cla.Array)
+    assert target is None or got is target
+    assert (got.shape, got.dtype, got.context, got.queue) == (x.shape, x.dtype, queue.context, queue)
+    assert got.events
+    assert all(event.command_queue == queue for event in got.events)
+    assert same(to_host(got), emulate_rope(x, positions, NEOX)).all()
+    if out != "in place":
+        assert same(to_host(array), x).all()
+    for memory in (array, *([] if target is None else [target])):
+        around = np.empty(memory.base_data.size, np.uint8)
+        cl.enqueue_copy(queue, around, memory.base_data)
+        assert (around[: memory.offset] == POISON).all()
+        assert (around[memory.offset + x.nbytes :] == POISON).all()
+
+
+def test_nothing_waits(queue: cl.CommandQueue, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is put on the queue behind an event that has not happened yet; a call that waited would hang."""
+    x, positions = host(rng), np.arange(5)
+    array = to_device(queue, x)
+    q2, k2 = clrope.rope((array, array), positions, NEOX)  # kernels built, tables there
+    cl.wait_for_events([*q2.events, *k2.events])
+    waited: list[str] = []
+    for kind, name in ((cl.CommandQueue, "finish"), (cl.Event, "wait"), (cl, "wait_for_events")):
+        monkeypatch.setattr(kind, name, lambda *_, name=name: waited.append(name))
+    gate = cl.UserEvent(queue.context)
+    try:
+        results = [clrope.rope(array, positions, NEOX, wait_for=[gate]) for _ in range(3)]
+        in_place = clrope.rope(results[0], positions, NEOX, out=results[0])
+        pending = [event for result in results for event in result.events]
+        states = [event.command_execution_status for event in pending]
+    finally:
+        gate.set_status(cl.command_execution_status.COMPLETE)
+    monkeypatch.undo()
+    assert not waited
+    assert len(pending) >= 4
+    assert all(state != cl.command_execution_status.COMPLETE for state in states)
+    once = emulate_rope(x, positions, NEOX)
+    assert same(to_host(results[1]), once).all()
+    assert same(to_host(in_place), emulate_rope(once, positions, NEOX)).all()
+
+
+def test_events_of_the_input_are_waited_for(queue: cl.CommandQueue, rng: np.random.Generator) -> None:
+    other = cl.CommandQueue(queue.context, queue.device)
+    x = host(rng)
+    array = to_device(queue, np.zeros_like(x))
+    gate = cl.UserEvent(queue.context)
+    array.add_event(cl.enqueue_copy(other, array.base_data, x, is_blocking=False, wait_for=[gate]))
+    got = clrope.rope(array, 4, NEOX)
+    assert got.events[-1].command_execution_status != cl.command_execution_status.COMPLETE
+    gate.set_status(cl.command_execution_status.COMPLETE)
+    assert same(to_host(got), emulate_rope(x, 4, NEOX)).all()
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_views_of_arrays(queue: cl.CommandQueue, dtype: str, rng: np.random.Generator) -> None:
+    x = host(rng, dtype, (2, 6, 5, 16))
+    before = x.copy()
+    array = cla.to_device(queue, x)
+    part = array[:, 1:5:2, 2:4]
+    cut = x[:, 1:5:2, 2:4]
+    got = clrope.rope(part, [3, 4], NEOX)
+    assert (got.shape, got.flags.c_contiguous) == (cut.shape, True)
+    want = emulate_rope(cut, [3, 4], NEOX)
+    assert same(to_host(got), want).all()
+    assert clrope.rope(part, [3, 4], NEOX, out=part) is part
+    cl.wait_for_events(part.events)
+    before[:, 1:5:2, 2:4] = want
+    assert (bits(array.get()) == bits(before)).all()
+
+
+def test_letters_and_fortran_order(queue: cl.CommandQueue, rng: np.random.Generator) -> None:
+    x = np.asfortranarray(host(rng))
+    array = cla.to_device(queue, x)
+    assert same(to_host(clrope.rope(array, 1, NEOX)), emulate_rope(x, 1, NEOX)).all()
+    y = host(rng, shape=(2, 3, 5, 12))
+    got = clrope.rope(cla.to_device(queue, y), 1, NEOX, layout="bnsd")
+    assert same(to_host(got), emulate_rope(y, 1, NEOX, layout="bnsd")).all()
+
+
+def test_plans_and_several_arrays(queue: cl.CommandQueue, rng: np.random.Generator) -> None:
+    q, k = host(rng), host(rng, shape=(2, 5, 1, 14))
+    arrays = tuple(to_device(queue, a, 1) for a in (q, k))
+    plan = Rope(NEOX, None).plan(arrays, [1, 2])
+    assert plan.queue == queue
+    for positions in ([1, 2], [100, -7]):
+        for got, x in zip(plan.run(positions=positions), (q, k), strict=True):
+            assert same(to_host(got), emulate_rope(x, positions, NEOX)).all()
+    more = host(rng)
+    single = Rope(NEOX, None).plan(arrays[0], 0)
+    assert same(to_host(single.run(to_device(queue, more, 9))), emulate_rope(more, 0, NEOX)).all()
+
+
+def test_an_array_without_queue(queue: cl.CommandQueue, rng: np.random.Generator) -> None:
+    x = host(rng)
+    made = to_device(queue, x)
+    bare = cla.Array(queue.context, x.shape, x.dtype, data=made.base_data)
+    got = clrope.rope(bare, 2, NEOX)
+    value = np.empty_like(x)
+    cl.enqueue_copy(queue, value, got.base_data, wait_for=got.events)
+    assert same(value, emulate_rope(x, 2, NEOX)).all()
+
+
+def test_empty(queue: cl.CommandQueue) -> None:
+    got = clrope.rope(cla.empty(queue, (2, 0, 3, 16), np.float32), [], NEOX)
+    assert isinstance(got, cla.Array)
+    assert got.shape == (2, 0, 3, 16)
+
+
+def test_refusals(queue: cl.CommandQueue, device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    x = host(rng)
+    array = to_device(queue, x)
+    elsewhere = to_device(cl.CommandQueue(cl.Context([device.cl_device])), x)
+    out = np.zeros_like(x)
+    for arguments, kind, message in (
+        ({"x": array, "out": out}, ShapeError, "out: got host memory for x in an OpenCL array, both must be"),
+        ({"x": x, "out": array}, ShapeError, "out: got an OpenCL array for x in host memory"),
+        ({"x": (array, elsewhere)}, ShapeError, "x: the arrays live in different OpenCL contexts"),
+        ({"x": array, "device": elsewhere.queue}, DeviceError, "x: the array lives in another OpenCL context than"),
+        ({"x": array, "out": cla.Array(queue, x.shape, x.dtype, data=array.base_data, offset=0, strides=(0, 0, 64, 4))},
+         ShapeError, "out: elements share memory"),
+        ({"x": array[:, 1:], "out": array[:, :4], "positions": 0}, ShapeError, "out: overlaps x"),
+        ({"x": cla.zeros(queue, (2, 5, 3, 16), np.int32)}, ShapeError, "x: got dtype int32"),
+        ({"x": cla.zeros(queue, (5, 16), np.float32)}, ShapeError, "x: got rank 2"),
+    ):  # fmt: skip
+        with pytest.raises(kind, match=message):
+            clrope.rope(**{"positions": np.arange(5), "config": NEOX, **arguments})
+    assert same(to_host(array), x).all()
+    assert not out.any()
+
+
+def test_another_device_is_refused(devices: tuple[clrope.DeviceInfo, ...], rng: np.random.Generator) -> None:
+    if len(devices) < 2:
+        pytest.skip("needs two devices")
+    array = to_device(cl.CommandQueue(cl.Context([devices[0].cl_device])), host(rng))
+    with pytest.raises(DeviceError, match=r"device: '.*' was asked for, but x lives on '.*'"):
+        clrope.rope(array, 0, NEOX, device=devices[1].index)
+
+
+def test_the_callers_context_and_queue(
+    queue: cl.CommandQueue, device: clrope.DeviceInfo, rng: np.random.Generator
+) -> None:
+    x = host(rng)
+    want = emulate_rope(x, 11, NEOX)
+    for given in (queue, queue.context, device.cl_device, device):
+        op = Rope(NEOX, given)
+        plan = op.plan(x, 11)
+        assert (
+            plan.queue.context == queue.context
+            if given in (queue, queue.context)
+            else plan.queue.device == queue.device
+        )
+        assert plan.queue == queue or given is not queue
+        assert same(plan.run(), want).all()
+        assert same(clrope.rope(x, 11, NEOX, device=given), want).all()
+    on_it = Rope(NEOX, queue)(to_device(queue, x), 11)
+    assert same(to_host(on_it), want).all()

@@ -1,0 +1,241 @@
+"""Plans: run again, with other arrays and positions; transfers by map and by copy; chunks; several tensors at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import Case, View, assert_rotated, same
+
+import clrope
+import clrope.schedule.plan
+import clrope.schedule.tables
+from clrope import DeviceError, Rope, RopeConfig, ShapeError
+from clrope.emulation import emulate_rope
+from clrope.schedule.chunks import Chunk, chunks, chunks_that_fit
+from clrope.schedule.tables import forget_tables
+
+TYPES = ["f16", "bf16", "f32", "f64"]
+SHAPE = (2, 5, 3, 16)
+
+
+def new(rng: np.random.Generator, dtype: Any = np.float32, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
+    return rng.uniform(-1, 1, shape).astype(dtype)
+
+
+@pytest.mark.parametrize("transfer", ["map", "copy"])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_run_again(device: clrope.DeviceInfo, transfer: Any, in_place: bool, rng: np.random.Generator) -> None:
+    config = RopeConfig("neox", 12)
+    x = new(rng)
+    positions = np.arange(5)
+    plan = Rope(config, device.index).plan(x, positions, out=x if in_place else None, transfer=transfer)
+    for k in range(4):
+        # The input is read as it is at each run, whatever the host has done to it since.
+        x[...] = new(rng)
+        want = emulate_rope(x, positions, config)
+        if k == 2:
+            positions = rng.integers(-999, 999, 5)
+            want = emulate_rope(x, positions, config)
+            got = plan.run(positions=positions)
+        else:
+            got = plan.run()
+        assert (got is x) == in_place
+        assert got is plan.out
+        assert same(got, want).all()
+
+
+@pytest.mark.parametrize("transfer", ["map", "copy"])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_run_with_other_arrays(
+    device: clrope.DeviceInfo, transfer: Any, in_place: bool, rng: np.random.Generator
+) -> None:
+    config = RopeConfig("normal")
+    x = new(rng)
+    first = x.copy()
+    plan = Rope(config, device.index).plan(x, 3, out=x if in_place else None, transfer=transfer)
+    plan.run()
+    for _ in range(3):
+        y = new(rng)
+        positions = rng.integers(0, 100000, 5)
+        want = emulate_rope(y, positions, config)
+        got = plan.run(y, positions)
+        assert same(got, want).all()
+        assert (got is y) == in_place
+    assert same(x, emulate_rope(first, 3, config) if in_place else first).all()
+
+
+def test_positions_of_a_plan(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    x, config = new(rng), RopeConfig("neox")
+    each = Rope(config, device.index).plan(x, rng.integers(0, 99, (2, 5)))
+    shared = rng.integers(0, 99, 5)
+    assert same(each.run(positions=shared), emulate_rope(x, shared, config)).all()
+    assert same(each.run(positions=[7, 1]), emulate_rope(x, [7, 1], config)).all()
+    assert same(each.run(positions=2**40), emulate_rope(x, 2**40, config)).all()
+    together = Rope(config, device.index).plan(x, shared)
+    with pytest.raises(
+        ShapeError, match="positions: the plan was made for positions that all batches share, got some per"
+    ):
+        together.run(positions=np.zeros((2, 5), int))
+    with pytest.raises(ShapeError, match=r"positions: got shape \[4\]"):
+        together.run(positions=[1, 2, 3, 4])
+    assert same(together.run(), emulate_rope(x, shared, config)).all()
+
+
+def test_arrays_that_do_not_fit_a_plan(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    x, config = new(rng), RopeConfig("neox")
+    plan = Rope(config, device.index).plan(x, 0)
+    wide = new(rng, shape=(2, 5, 3, 32))[..., :16]
+    for wrong, message in (
+        (
+            new(rng, np.float16),
+            "x: got shape .* f16 in numpy memory; the plan was made for shape .* f32 in numpy memory",
+        ),
+        (new(rng, shape=(2, 5, 3, 8)), r"x: got shape \[2, 5, 3, 8\]"),
+        (wide, r"strides \[480, 96, 32, 1\], f32 in numpy memory; the plan .* strides \[240, 48, 16, 1\]"),
+        (plan.out, "x: is the plan's own output, the plan was made to rotate out of place"),
+        (np.zeros((5, 3), np.float32), "x: got rank 2"),
+    ):
+        with pytest.raises(ShapeError, match=message):
+            plan.run(wrong)
+    readable = new(rng)
+    readable.setflags(write=False)
+    in_place = Rope(config, device.index).plan(x, 0, out=x)
+    with pytest.raises(ShapeError, match="x: the array is read-only"):
+        in_place.run(readable)
+    two = Rope(config, device.index).plan((x, x.copy()), 0)
+    with pytest.raises(ShapeError, match="x: got 1 arrays, the plan was made for 2"):
+        two.run((x,))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_tiny_chunks_give_the_same(device: clrope.DeviceInfo, dtype: str, monkeypatch: Any, seed: int) -> None:
+    case = Case({"mode": "neox", "n_dims": 12}, (3, 7, 2, 16), dtype, positions="BS", x=View((1, 2, 1, -1)), seed=seed)
+    for out in (None, "in place", View((1, -1, 1, 1), (0, 0, 0, 2))):
+        for positions in ("BS", "S", "B", "int"):
+            one = replace(case, out=out, positions=positions)
+            for k, tokens in enumerate((1, 3, 8, 1000)):
+                # The plan's own constructor default, so bound once: patched there.
+                real = clrope.schedule.plan.Plan.__init__
+                monkeypatch.setitem(real.__kwdefaults__, "copy_chunk_bytes", tokens * 2 * 16 * 2)  # type: ignore[index]
+                built = one.build()
+                op = Rope(RopeConfig.from_dict(one.config), device.index)
+                plan = op.plan(built.x, built.positions, out=built.out, transfer="copy")
+                got = plan.run()
+                assert tokens > 8 or plan.launches >= 21 // tokens // 3
+                assert_rotated(got, built, device, judge=k == 0)
+
+
+@pytest.mark.parametrize("transfer", ["map", "copy"])
+@pytest.mark.parametrize("dtype", ["f16", "f64"])
+def test_a_small_largest_allocation(device: clrope.DeviceInfo, dtype: str, transfer: Any, seed: int) -> None:
+    """Tensors and tables beyond the device's largest allocation are cut, and come out the same."""
+    case = Case({"mode": "normal"}, (3, 40, 2, 32), dtype, positions="BS", low=-(2**31), high=2**31, seed=seed)
+    for out in (None, "in place", View(order=(1, 0, 2, 3), pads=(0, 0, 0, 2))):
+        one = replace(case, out=out)
+        whole = 0
+        for limit in (device.max_alloc, 4096):
+            built = one.build()
+            op = Rope(RopeConfig.from_dict(one.config), replace(device, max_alloc=limit))
+            plan = op.plan(built.x, built.positions, out=built.out, transfer=transfer)
+            whole = whole or plan.launches
+            assert plan.launches == whole if limit > 4096 else plan.launches > whole
+            assert_rotated(plan.run(), built, device, judge=limit == 4096)
+
+
+def test_a_token_that_does_not_fit(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    x = new(rng)
+    before = x.copy()
+    with pytest.raises(DeviceError, match="x: one token alone does not fit the device's largest allocation"):
+        Rope(RopeConfig("neox"), replace(device, max_alloc=64)).plan(x, 0, out=x, transfer="map")
+    assert (x == before).all()
+
+
+def test_chunks_cover_every_token_once(rng: np.random.Generator) -> None:
+    for _ in range(200):
+        batches, tokens, most = (int(rng.integers(1, n)) for n in (5, 9, 40))
+        stride = int(rng.choice([0, tokens]))
+        seen = np.zeros((batches, tokens), int)
+        for c in chunks(batches, tokens, stride, most):
+            seen[c.batches, c.tokens] += 1
+            b, s = c.batches.stop - c.batches.start, c.tokens.stop - c.tokens.start
+            assert b * s <= most
+            # Row of the first token of each batch of the chunk, as the kernel will compute it.
+            for k in range(b):
+                row = c.rows.start + k * c.row_stride
+                assert row == (c.batches.start + k) * stride + c.tokens.start
+                assert row + s <= c.rows.stop
+        assert (seen == 1).all()
+    with pytest.raises(DeviceError, match="y: one token alone"):
+        chunks_that_fit(2, 3, 0, 10, lambda _: False, "y")
+    small = chunks_that_fit(1, 8, 0, 100, lambda c: c.tokens.stop - c.tokens.start <= 3, "y")
+    assert all(isinstance(c, Chunk) for c in small)
+    assert len(small) == 4  # 8, 4, 2 tokens
+
+
+def test_no_fp64(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    op = Rope(RopeConfig("neox"), replace(device, fp64=False))
+    with pytest.raises(DeviceError, match=r"device '.*' on '.*' has no fp64, float64 tensors need it"):
+        op(new(rng, np.float64), 0)
+    assert op(new(rng, np.float32), 0).dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_several_tensors(device: clrope.DeviceInfo, dtype: str, rng: np.random.Generator) -> None:
+    config = RopeConfig("normal", 8)
+    kind = clrope.layout.DTYPES[dtype]
+    q, k = new(rng, kind, (2, 5, 8, 16)), new(rng, kind, (2, 5, 2, 12))
+    positions = rng.integers(0, 9999, (2, 5))
+    for out in (None, (None, np.zeros_like(k)), (q.copy(), None)):
+        q2, k2 = clrope.rope((q, k), positions, config, out=out, device=device.index)
+        assert out is None or (out[0] is None or q2 is out[0])
+        assert out is None or (out[1] is None or k2 is out[1])
+        assert same(q2, emulate_rope(q, positions, config)).all()
+        assert same(k2, emulate_rope(k, positions, config)).all()
+    (single,) = clrope.rope([q], positions, config, device=device.index)
+    assert same(single, q2).all()
+
+
+def test_several_tensors_of_different_types(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    tensors = tuple(new(rng, clrope.layout.DTYPES[t]) for t in TYPES)
+    config = RopeConfig("imrope", sections=(3, 3, 2))
+    positions = rng.integers(0, 9999, (3, 2, 5))
+    for got, x in zip(clrope.rope(tensors, positions, config, device=device.index), tensors, strict=True):
+        assert got.dtype == x.dtype
+        assert same(got, emulate_rope(x, positions, config)).all()
+
+
+def test_tables_are_made_once(device: clrope.DeviceInfo, rng: np.random.Generator, monkeypatch: Any) -> None:
+    made: list[Any] = []
+    real = clrope.schedule.tables._compute
+
+    def counted(*arguments: Any) -> Any:
+        made.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(clrope.schedule.tables, "_compute", counted)
+    op = Rope(RopeConfig("neox", 16, freq_base=float(rng.uniform(1e4, 2e4))), device.index)
+    q, k = new(rng), new(rng, shape=(2, 5, 1, 16))
+    positions = rng.integers(0, 99, 5)
+    for _ in range(3):
+        op((q, k), positions)
+        op(q, positions.astype(np.int16))
+    assert len(made) == 1
+    positions[2] += 1  # the caller's own array, changed
+    assert same(op(q, positions), emulate_rope(q, positions, op.config)).all()
+    assert len(made) == 2
+    plan = op.plan(q, positions)
+    forget_tables(plan.queue.context)
+    plan.run()
+    assert len(made) == 3
+
+
+def test_many_tables_do_not_mix(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    x = new(rng)
+    ops = [Rope(RopeConfig("neox", freq_base=10000.0 + k), device.index) for k in range(12)]
+    plans = [op.plan(x, k) for k, op in enumerate(ops)]
+    for _ in range(2):
+        for k in rng.permutation(12):
+            assert same(plans[k].run(), emulate_rope(x, int(k), ops[k].config)).all()

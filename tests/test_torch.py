@@ -1,0 +1,96 @@
+"""torch CPU tensors in and out: the same memory, no copy, bfloat16 included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from helpers import same
+
+import clrope
+from clrope import RopeConfig, ShapeError
+from clrope.emulation import emulate_rope
+
+torch = pytest.importorskip("torch")
+CONFIG = RopeConfig("neox", 12)
+TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}
+
+
+def tensor(x: np.ndarray) -> Any:
+    if x.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(x)
+
+
+def array(x: Any) -> np.ndarray:
+    if x.dtype == torch.bfloat16:
+        return np.asarray(x.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
+    return np.asarray(x.numpy())
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_in_and_out(device: clrope.DeviceInfo, name: str, rng: np.random.Generator) -> None:
+    x = rng.uniform(-1, 1, (2, 5, 3, 16)).astype(TYPES[name])
+    positions = rng.integers(0, 9999, (2, 5))
+    want = emulate_rope(x, positions, CONFIG)
+    given = tensor(x)
+    got = clrope.rope(given, torch.from_numpy(positions), CONFIG, device=device.index)
+    assert isinstance(got, torch.Tensor)
+    assert got.dtype == getattr(torch, name)
+    assert same(array(got), want).all()
+    out = torch.zeros_like(given)
+    assert clrope.rope(given, positions, CONFIG, out=out, device=device.index) is out
+    assert same(array(out), want).all()
+    pointer = given.data_ptr()
+    assert clrope.rope(given, positions, CONFIG, out=given, device=device.index) is given
+    assert given.data_ptr() == pointer
+    assert same(x, want).all()  # the tensor's memory is x
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_views(device: clrope.DeviceInfo, name: str, rng: np.random.Generator) -> None:
+    parent = rng.uniform(-1, 1, (2, 3, 9, 40)).astype(TYPES[name])
+    before = parent.copy()
+    view = tensor(parent)[:, :, 2:7, 3:19]  # [B, N, S, D]
+    want = emulate_rope(parent[:, :, 2:7, 3:19], 5, CONFIG, layout="bnsd")
+    got = clrope.rope(view, 5, CONFIG, layout="bnsd", device=device.index)
+    assert same(array(got), want).all()
+    assert clrope.rope(view, 5, CONFIG, out=view, layout="bnsd", device=device.index) is view
+    before[:, :, 2:7, 3:19] = want
+    assert same(parent, before).all()
+    assert same(array(clrope.rope(view.transpose(1, 2), 5, CONFIG, device=device.index)),
+                emulate_rope(array(view).transpose(0, 2, 1, 3), 5, CONFIG)).all()  # fmt: skip
+
+
+def test_plan_and_tuples(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    q, k = (tensor(rng.uniform(-1, 1, (4, n, 16)).astype(np.float32)) for n in (3, 1))
+    plan = clrope.Rope(CONFIG, device.index).plan((q, k), 7)
+    for _ in range(2):
+        for got, x in zip(plan.run(), (q, k), strict=True):
+            assert isinstance(got, torch.Tensor)
+            assert same(array(got), emulate_rope(array(x), 7, CONFIG)).all()
+        q.mul_(-0.5)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda: torch.zeros(2, 1, 16, requires_grad=True), "x: the tensor requires grad; detach it"),
+        (lambda: torch.zeros(2, 1, 16, device="meta"), "x: got a torch tensor on meta, only CPU tensors"),
+        (lambda: torch.zeros(2, 1, 16, dtype=torch.int32), "x: got dtype int32"),
+        (lambda: torch.zeros(2, 1, 16, dtype=torch.complex64), "x: got dtype complex64"),
+        (lambda: torch.zeros(2, 16), "x: got rank 2"),
+    ],
+)
+def test_refusals(given: Any, message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        clrope.rope(given(), 0, CONFIG)
+
+
+def test_numpy_and_torch_mixed(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    x = rng.uniform(-1, 1, (2, 1, 16)).astype(np.float32)
+    out = torch.zeros(2, 1, 16)
+    assert clrope.rope(x, 3, CONFIG, out=out, device=device.index) is out
+    assert same(array(out), emulate_rope(x, 3, CONFIG)).all()
