@@ -16,6 +16,7 @@ from .device import DeviceInfo, device, devices
 from .errors import BuildError, ConfigError, DeviceError, RopeError, ShapeError
 from .layout import TensorView
 from .operation import Rope
+from .positions import packed_positions
 from .tables import rotate
 
 __version__ = "0.1.0"
@@ -36,6 +37,7 @@ __all__ = [
     "devices",
     "errors",
     "layout",
+    "packed_positions",
     "reference",
     "rope",
     "rotate",

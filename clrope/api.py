@@ -6,9 +6,11 @@ import threading
 from collections import OrderedDict
 from typing import Any
 
+from .arrays import operand
 from .config import RopeConfig
-from .errors import ConfigError
+from .errors import ConfigError, ShapeError
 from .operation import Rope
+from .positions import packed_positions
 
 _OPS_KEPT = 64
 _ops: OrderedDict[tuple[Any, ...], Rope] = OrderedDict()
@@ -17,13 +19,15 @@ _lock = threading.Lock()
 
 def rope(
     x: Any,
-    positions: Any,
+    positions: Any = None,
     config: RopeConfig | None = None,
     forward: bool = True,
     out: Any = None,
     layout: str = "bsnd",
     device: Any = None,
     *,
+    cu_seqlens: Any = None,
+    offsets: Any = None,
     wait_for: Any = None,
     **fields: Any,
 ) -> Any:
@@ -41,6 +45,8 @@ def rope(
     layout:    the order of x's axes, any order of the letters b, s, n, d.
     device:    what `clrope.device` takes. None: CLROPE_DEVICE, PYOPENCL_CTX, or the fastest healthy one. OpenCL arrays
                stay on their own queue; their results carry events, and nothing waits for them here.
+    cu_seqlens: [n + 1] bounds of sequences packed along s (x of rank 3, or one batch), instead of positions: each
+               counts from 0, or from its number in `offsets` [n].
     wait_for:  events to wait for first.
 
     Raises `ConfigError`, `ShapeError`, `DeviceError`, `BuildError` (all `RopeError`) before anything is launched.
@@ -51,6 +57,12 @@ def rope(
         config = RopeConfig(**_known(fields))
     elif fields:
         raise ConfigError(f"config: given together with {', '.join(sorted(fields))}; use dataclasses.replace")
+    if cu_seqlens is not None:
+        positions = _packed(x, positions, layout, cu_seqlens, offsets)
+    elif offsets is not None:
+        raise ShapeError("offsets: only with cu_seqlens; one offset per batch goes into positions as [B]")
+    elif positions is None:
+        raise ShapeError("positions: not given; an int, an array of integers, or cu_seqlens is needed")
     return operation(config, device)(x, positions, forward, out, layout, wait_for=wait_for)
 
 
@@ -71,6 +83,15 @@ def operation(config: RopeConfig, device: Any = None) -> Rope:
         while len(_ops) > _OPS_KEPT:
             _ops.popitem(last=False)
         return op
+
+
+def _packed(x: Any, positions: Any, layout: str, cu_seqlens: Any, offsets: Any) -> Any:
+    if positions is not None:
+        raise ShapeError("positions: given together with cu_seqlens, which makes them")
+    views = [operand(a, layout).view for a in (x if isinstance(x, (tuple, list)) else [x])]
+    if any(view.shape[0] != 1 for view in views):
+        raise ShapeError(f"cu_seqlens: sequences are packed into one batch, x has {views[0].shape[0]}")
+    return packed_positions(cu_seqlens, views[0].shape[1], offsets)
 
 
 def _known(fields: dict[str, Any]) -> dict[str, Any]:

@@ -246,18 +246,34 @@ class RopeConfig:
         seq_len: int | None = None,
         *,
         layer_type: str | None = None,
+        mode: str | int | None = None,
     ) -> RopeConfig:
-        """Read a Hugging Face configuration (a `config.json`, its folder, or the dictionary); see `clrope.io.hf`."""
+        """Read a Hugging Face configuration: a `config.json`, its folder, or the dictionary.
+
+        seq_len: needed by types that depend on it (dynamic, longrope). layer_type: needed where parameters are nested
+        per layer type. mode: instead of the pairing that follows from `model_type`. What is not understood is refused
+        by `ConfigError` with the key's name; `docs/configs.md` lists what is.
+        """
         from .io.hf import config_from_hf
 
-        return config_from_hf(source, seq_len, layer_type=layer_type)
+        return config_from_hf(source, seq_len, layer_type=layer_type, mode=mode)
 
     @classmethod
-    def from_gguf(cls, path: str | os.PathLike[str], *, mode: str | int | None = None) -> RopeConfig:
-        """Read a GGUF model file; `mode` is needed for architectures not in `clrope.io.gguf`'s table."""
+    def from_gguf(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        mode: str | int | None = None,
+        seq_len: int | None = None,
+        layer_type: str | None = None,
+    ) -> RopeConfig:
+        """Read a GGUF model file; `mode` is needed for architectures that are not known.
+
+        seq_len and layer_type as for `from_hf`. Needs the extra `models`.
+        """
         from .io.gguf import config_from_gguf
 
-        return config_from_gguf(path, mode=mode)
+        return config_from_gguf(path, mode=mode, seq_len=seq_len, layer_type=layer_type)
 
     @classmethod
     def preset(cls, name: str) -> RopeConfig:

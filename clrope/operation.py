@@ -257,5 +257,10 @@ def call_text(x: Any, positions: Any, config: RopeConfig, layout: str) -> str:
         shape = getattr(a, "shape", None)
         return repr(a)[:40] if shape is None else f"{getattr(a, 'dtype', '')}{list(shape)}"
 
-    fields = ", ".join(f"{k}={v!r}" for k, v in config.to_dict().items() if v is not None and not isinstance(v, list))
-    return f"rope(x={text(x)}, positions={text(positions)}, layout={layout!r}, {fields})"
+    plain = RopeConfig("normal").to_dict()
+    fields = "".join(
+        f", {k}={'...' if isinstance(v, list) and len(v) > 4 else repr(v)}"
+        for k, v in config.to_dict().items()
+        if k == "mode" or v != plain[k]
+    )
+    return f"rope(x={text(x)}, positions={text(positions)}, layout={layout!r}{fields})"

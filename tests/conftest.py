@@ -115,7 +115,8 @@ def _poisoned_results() -> Iterator[None]:
             import pyopencl as cl
 
             queue = cl.CommandQueue(made.array.context)
-            cl.enqueue_fill_buffer(queue, made.array.base_data, np.uint8(POISON), 0, made.array.base_data.size).wait()
+            # A blocking copy: tests that forbid waiting patch `wait` and `finish`.
+            cl.enqueue_copy(queue, made.array.base_data, np.full(made.array.base_data.size, POISON, np.uint8))
         return made
 
     clrope.operation.empty_like = poisoned  # type: ignore[assignment]

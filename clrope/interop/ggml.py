@@ -337,7 +337,7 @@ def _four_axes(a: Any) -> tuple[Any, int]:
     view = operand(array, "bsnd", "a").view
     if view.dtype not in ("f16", "f32"):
         raise ShapeError(f"a: got type {view.dtype}, ggml rotates f32 and f16 (clrope.rope takes bf16 and f64 too)")
-    if not view.last_axis_dense:
+    if view.size and not view.last_axis_dense:
         raise ShapeError(f"a: nb[0] is {view.strides[3] * view.itemsize}, ggml needs {view.itemsize} (dense heads)")
     return array, rank
 

@@ -51,7 +51,9 @@ def build(
             # PoCL keeps its own cache; PyOpenCL's does not know of the CPU name that PoCL compiles for.
             cache_dir = False if device.platform.name.startswith("Portable Computing") else None
             built: pyopencl.Program = cl.Program(context, source).build(
-                options=list(options), devices=[device], cache_dir=cache_dir
+                options=list(options),
+                devices=[device],
+                cache_dir=cache_dir,  # type: ignore[arg-type]  # False is documented, the annotation forgets it
             )
             return built
     except cl.Error as error:

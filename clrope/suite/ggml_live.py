@@ -20,7 +20,7 @@ from .outcome import Outcome, nmse_text
 from .trial import CallTrial, flat
 
 if TYPE_CHECKING:
-    from ..device import DeviceInfo
+    pass
 
 #: ggml's own bound for its tests. Its float32 angles are off by 1e-10 at the positions used here.
 LIMIT = 1e-7
@@ -42,7 +42,9 @@ def remark() -> str:
         return "judged by the float64 reference; `pip install ggml-python` lets ggml itself judge as well"
     import importlib.metadata
 
-    return f"judged by the float64 reference, and live by ggml (ggml-python {importlib.metadata.version('ggml-python')})"
+    return (
+        f"judged by the float64 reference, and live by ggml (ggml-python {importlib.metadata.version('ggml-python')})"
+    )
 
 
 def can_judge(case: Case) -> bool:

@@ -1,117 +1,18 @@
-"""ggml's operators: against the oracle with fresh random cases, against ggml itself where ggml-python is installed."""
+"""ggml's operators against the oracle with fresh random calls; views, caches, parameters and every refusal."""
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
+from ggml_calls import DTYPES, PLAIN, Call, calls, limit, nmse, set_rows
 from helpers import POISON, bits, short_name, touched
 
 import clrope
 from clrope import ConfigError, ShapeError
 from clrope.interop import ggml
-
-MODES = {"normal": 0, "neox": 2, "mrope": 8, "vision": 24, "imrope": 40}
-DTYPES = {"f16": np.float16, "f32": np.float32}
-#: The float arguments that leave the angle as it is.
-PLAIN = {"n_ctx_orig": 0, "freq_base": 1e4, "freq_scale": 1.0, "ext_factor": 0.0, "attn_factor": 1.0, "beta_fast": 32.0,
-         "beta_slow": 1.0}  # fmt: skip
-
-
-@dataclass(eq=False)
-class Call:
-    """One call of ggml's rope: what a suite needs to make it here and in ggml."""
-
-    a: np.ndarray
-    b: np.ndarray
-    c: np.ndarray | None
-    n_dims: int
-    mode: int
-    sections: tuple[int, int, int, int] | None
-    floats: dict[str, Any]
-    n_offs: int = 0
-    forward: bool = True
-
-    def fields(self) -> dict[str, Any]:
-        """The oracle's configuration: parameters as float32, as a C call takes them."""
-        name = {number: name for name, number in MODES.items()}[self.mode]
-        rounded = {k: v if k == "n_ctx_orig" else float(np.float32(v)) for k, v in self.floats.items()}
-        factors = None if self.c is None else [float(f) for f in self.c]
-        return {"mode": name, "n_dims": self.n_dims, "freq_factors": factors, "sections": self.sections or (0, 0, 0, 0),
-                "n_offs": self.n_offs, **rounded}  # fmt: skip
-
-    def positions(self) -> np.ndarray:
-        return self.b.reshape(4, -1) if self.mode & 8 else self.b
-
-    def want(self) -> np.ndarray:
-        """What the formulas give in float64; a missing leading axis is one of length 1."""
-        a = self.a.reshape((1,) * (4 - self.a.ndim) + self.a.shape)
-        return oracle.rope(a, self.positions(), self.fields(), self.forward).reshape(self.a.shape)
-
-    def run(self, a: Any = None, *, inplace: bool = False, **options: Any) -> Any:
-        """Call the function that fits, with `a` in place of the call's own."""
-        kind = ("multi" if self.sections else "ext") + ("_inplace" if inplace else "" if self.forward else "_back")
-        multi = {"sections": self.sections} if self.sections else {}
-        given = {"b": self.b, "c": self.c, "n_dims": self.n_dims, "mode": self.mode, **multi, **self.floats}
-        if self.n_offs:
-            options["n_offs"] = self.n_offs
-        function = getattr(ggml, f"rope_{kind}")
-        return function(self.a if a is None else a, **given, **options)
-
-    def __str__(self) -> str:
-        return (
-            f"mode {self.mode} {self.a.dtype}{list(self.a.shape)} n_dims {self.n_dims} n_offs {self.n_offs} sections "
-            f"{self.sections} forward {self.forward} c {self.c is not None} {self.floats} b {self.b.tolist()}"
-        )
-
-
-def calls(
-    rng: np.random.Generator, count: int, *, highest: int = 512, offsets: bool = True, largest: int = 16
-) -> Iterator[Call]:
-    """Yield random calls of all modes, for this file and for any suite; `largest` bounds the quarters of a head."""
-    for _ in range(count):
-        mode = int(rng.choice(list(MODES.values())))
-        head_dim = 4 * int(rng.integers(2, largest + 1))
-        n_dims = head_dim // 2 if mode == 24 else 2 * int(rng.integers(1, head_dim // 2 + 1))
-        n_offs = 2 * int(rng.integers(0, (head_dim - n_dims) // 2 + 1)) if offsets and mode != 24 else 0
-        pairs = n_dims if mode == 24 else n_dims // 2
-        sections = None
-        if mode & 8:
-            counts = rng.integers(0, max(2, pairs // 2), 4)
-            counts[rng.integers(0, 3)] += 1
-            sections = tuple(int(n) for n in counts)
-        shape = [int(n) for n in (rng.integers(1, 4), rng.integers(1, 8), rng.integers(1, 5), head_dim)]
-        if rng.random() < 0.3:
-            shape = shape[int(rng.integers(1, 4)) :]
-        seq = shape[-3] if len(shape) > 2 else 1
-        low = -highest if rng.random() < 0.2 else 0
-        b = rng.integers(low, highest, seq * (4 if mode & 8 else 1), dtype=np.int32)
-        yarn = bool(rng.random() < 0.5)
-        floats = {
-            "n_ctx_orig": int(rng.choice([512, 4096, 32768])) if yarn else 0,
-            "freq_base": float(rng.choice([1e4, 5e5, 1e6 + 0.1])),
-            "freq_scale": float(rng.uniform(0.1, 1.5)),
-            "ext_factor": float(rng.uniform(0.1, 1)) if yarn else 0.0,
-            "attn_factor": float(rng.uniform(0.7, 1.5)),
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-        }
-        c = rng.uniform(0.9, 1.1, pairs).astype(np.float32) if rng.random() < 0.4 else None
-        a = rng.uniform(-1, 1, shape).astype(rng.choice(list(DTYPES.values())))
-        yield Call(a, b, c, n_dims, mode, sections, floats, n_offs, bool(rng.random() < 0.7))
-
-
-def nmse(got: np.ndarray, want: np.ndarray) -> float:
-    return clrope.compare(got, want).nmse
-
-
-def limit(a: np.ndarray) -> float:
-    return oracle.LIMITS["f16" if a.dtype == np.float16 else "f32"]
 
 
 def test_random_calls(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
@@ -197,13 +98,6 @@ def test_nothing_to_rotate(device: clrope.DeviceInfo) -> None:
 
 
 # Rows of a cache
-
-
-def set_rows(call: Call, dst: Any, rows: Any, **options: Any) -> Any:
-    return ggml.rope_set_rows(
-        dst, call.a, call.b, call.c, rows, call.n_dims, call.mode, sections=call.sections, n_offs=call.n_offs,
-        **call.floats, **options,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("to", DTYPES)
@@ -387,121 +281,3 @@ def test_a_read_only_cache_is_refused() -> None:
     dst.flags.writeable = False
     with pytest.raises(ShapeError, match=r"^dst: the array is read-only"):
         ggml.rope_set_rows(dst, A, B, None, B.astype(np.int64), 8, 2, **PLAIN)
-
-
-# ggml itself
-
-
-class Live:
-    """The same call in ggml's own CPU code, by ggml-python."""
-
-    def __init__(self) -> None:
-        self.g: Any = pytest.importorskip("ggml")
-        self.ctx = self.g.ggml_init(self.g.ggml_init_params(mem_size=256 << 20, mem_buffer=None, no_alloc=False))
-        self.types = {np.dtype(np.float16): self.g.GGML_TYPE_F16, np.dtype(np.float32): self.g.GGML_TYPE_F32,
-                      np.dtype(np.int32): self.g.GGML_TYPE_I32, np.dtype(np.int64): self.g.GGML_TYPE_I64}  # fmt: skip
-
-    def close(self) -> None:
-        self.g.ggml_free(self.ctx)
-
-    def memory(self, tensor: Any, count: int, dtype: Any) -> np.ndarray:
-        """The first elements of a tensor's memory, dense."""
-        pointer = ctypes.cast(self.g.ggml_get_data(tensor), ctypes.POINTER(ctypes.c_uint8))
-        return np.ctypeslib.as_array(pointer, (count * np.dtype(dtype).itemsize,)).view(dtype)
-
-    def tensor(self, array: np.ndarray) -> Any:
-        ne = [*array.shape[::-1], 1, 1, 1][:4]
-        made = self.g.ggml_new_tensor_4d(self.ctx, self.types[array.dtype], *ne)
-        self.memory(made, array.size, array.dtype)[...] = array.reshape(-1)
-        return made
-
-    def node(self, call: Call, a: Any, inplace: bool = False) -> Any:
-        kind = ("multi" if call.sections else "ext") + ("_inplace" if inplace else "" if call.forward else "_back")
-        sections = [(ctypes.c_int * 4)(*call.sections)] if call.sections else []
-        c = None if call.c is None else self.tensor(call.c)
-        function = getattr(self.g, f"ggml_rope_{kind}")
-        return function(
-            self.ctx, a, self.tensor(call.b), c, call.n_dims, *sections, call.mode, *call.floats.values()
-        )  # fmt: skip
-
-    def compute(self, node: Any) -> None:
-        graph = self.g.ggml_new_graph(self.ctx)
-        self.g.ggml_build_forward_expand(graph, node)
-        assert self.g.ggml_graph_compute_with_ctx(self.ctx, graph, 1) == 0
-
-    def run(self, call: Call, inplace: bool = False) -> np.ndarray:
-        node = self.node(call, self.tensor(call.a), inplace)
-        self.compute(node)
-        return self.memory(node, call.a.size, call.a.dtype).reshape(call.a.shape).copy()
-
-
-@pytest.fixture
-def live() -> Iterator[Live]:
-    made = Live()
-    yield made
-    made.close()
-
-
-def test_live_exact_angles(device: clrope.DeviceInfo, rng: np.random.Generator, live: Live) -> None:
-    """ggml's own limit, at the positions of its own tests."""
-    for call in calls(rng, 150, offsets=False, largest=32):
-        assert nmse(call.run(device=device.index), live.run(call)) <= 1e-7, call
-
-
-@pytest.mark.parametrize(("dtype", "allowed"), [("f32", 1e-9), ("f16", 1e-8)])
-def test_live_ggml_angles(
-    device: clrope.DeviceInfo, rng: np.random.Generator, live: Live, dtype: str, allowed: float
-) -> None:
-    for call in calls(rng, 150, highest=131072, offsets=False, largest=32):
-        call.a = call.a.astype(DTYPES[dtype])
-        got = call.run(angles="ggml", device=device.index)
-        assert nmse(got, live.run(call, inplace=call.forward)) <= allowed, call
-
-
-def test_live_views(device: clrope.DeviceInfo, rng: np.random.Generator, live: Live) -> None:
-    """A window of a parent, the same ne, nb and view_offs here and in ggml, in place: equal inside, untouched outside."""
-    for call in calls(rng, 30, offsets=False):
-        if call.a.ndim < 4 or not call.forward:
-            continue
-        dtype, item = call.a.dtype, call.a.dtype.itemsize
-        batch, seq, heads, head_dim = call.a.shape
-        parent = rng.uniform(-1, 1, (batch, seq, heads + 2, head_dim + 8)).astype(dtype)
-        theirs = live.tensor(parent)
-        nb, offset = [int(n) for n in theirs.contents.nb], (head_dim + 8 + 3) * item
-        ne = [head_dim, heads, seq, batch]
-        view = live.g.ggml_view_4d(live.ctx, theirs, *ne, *nb[1:], offset)
-        live.compute(live.node(call, view, inplace=True))
-        mine = parent.copy()
-        call.run(ggml.Tensor(mine, ggml.GGML_TYPES.get("f16" if item == 2 else "f32", -1), ne, nb, offset),
-                 inplace=True, angles="ggml", device=device.index)  # fmt: skip
-        want = live.memory(theirs, parent.size, dtype).reshape(parent.shape)
-        assert nmse(mine, want) <= (1e-9 if item == 4 else 1e-8), call
-        outside = np.ones(parent.shape, dtype=bool)
-        outside[:, :, 1 : heads + 1, 3 : head_dim + 3] = False
-        assert np.array_equal(bits(mine)[outside], bits(parent)[outside]), call
-
-
-@pytest.mark.parametrize("to", DTYPES)
-def test_live_rows(device: clrope.DeviceInfo, rng: np.random.Generator, live: Live, to: str) -> None:
-    for call in calls(rng, 40, offsets=False):
-        if call.a.ndim != 3 or not call.forward:
-            continue
-        seq, heads, head_dim = call.a.shape
-        dst = rng.uniform(-1, 1, (seq + 4, heads * head_dim)).astype(DTYPES[to])
-        rows = rng.permutation(seq + 4)[:seq].astype(np.int64)
-        theirs = live.tensor(dst)
-        rotated = live.node(call, live.tensor(call.a))
-        flat = live.g.ggml_view_2d(live.ctx, rotated, heads * head_dim, seq, rotated.contents.nb[2], 0)
-        live.compute(live.g.ggml_set_rows(live.ctx, theirs, flat, live.tensor(rows)))
-        want = live.memory(theirs, dst.size, dst.dtype).reshape(dst.shape)
-        set_rows(call, dst, rows, angles="ggml", device=device.index)
-        assert nmse(dst, want) <= (1e-9 if to == "f32" and call.a.dtype == np.float32 else 1e-8), call
-
-
-def test_live_op_params(rng: np.random.Generator, live: Live) -> None:
-    for call in calls(rng, 30, offsets=False):
-        node = live.node(call, live.tensor(call.a))
-        words = np.array(node.contents.op_params[:16], np.int32)
-        made = ggml.OpParams(call.n_dims, call.mode, **call.floats, sections=call.sections or (0, 0, 0, 0))
-        assert made.encode().tolist() == words.tolist(), call
-        assert ggml.OpParams.decode(words) == made, call

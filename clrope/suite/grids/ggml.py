@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
+from .. import ggml_live
 from ..case import Case
 from ..registry import suite
 from ..trial import CaseLine
-from .. import ggml_live
 
 NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40
 SCALED = 1.4245

@@ -1,0 +1,158 @@
+"""The suite 'types': every half and bfloat16 there is, and the hard values of float32 and float64, bit for bit.
+
+- copy: the values are outside of the rotated window and must come through with every bit.
+- still: they are rotated by nothing (position 0) beside a partner of 0, and must come through (any NaN as a NaN).
+- turn: they are rotated, and must have the bits that the same arithmetic in NumPy gives: rounding to nearest even,
+  subnormals, infinities and NaN as IEEE 754 says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ...config import RopeConfig
+from ...emulation import emulate_rope
+from ...layout import DTYPES
+from ..memory import GUARD
+from ..outcome import Outcome, digest_of
+from ..registry import suite
+from ..trial import generator
+
+if TYPE_CHECKING:
+    from ...device import DeviceInfo
+
+Check = Literal["copy", "still", "turn"]
+HEAD = 64
+COUNT = 1 << 16
+
+
+def values_of(kind: str, rng: np.random.Generator) -> npt.NDArray[Any]:
+    """Return 65,536 values: all of them for 16-bit types, random bit patterns and the limits for the others."""
+    dtype = DTYPES[kind]
+    if dtype.itemsize == 2:
+        return np.arange(COUNT, dtype=np.uint16).view(dtype)
+    words = np.dtype(f"u{dtype.itemsize}")
+    info = np.finfo(dtype)
+    special = [0.0, 1.0, info.max, info.tiny, info.smallest_subnormal, np.inf, np.nan, info.eps, info.tiny / 2]
+    fixed = np.array([*special, *(-s for s in special)], dtype)
+    drawn = rng.integers(0, np.iinfo(words).max, COUNT - fixed.size, dtype=words, endpoint=True).view(dtype)
+    return np.concatenate([fixed, drawn])
+
+
+@dataclass(frozen=True)
+class TypeLine:
+    """All values of a type in one mode through one of the checks."""
+
+    kind: str
+    mode: Literal["normal", "neox"]
+    check: Check
+    inplace: bool
+
+    @property
+    def label(self) -> str:
+        """In the manner of the grid."""
+        return f"VALUES(type={self.kind},mode={self.mode},check={self.check},inplace={int(self.inplace)})"
+
+    def prepare(self, seed: int) -> TypeTrial:
+        """Draw what is drawn."""
+        return TypeTrial(self, seed)
+
+
+class TypeTrial:
+    """x is [1, tokens, 1, HEAD]; the output is poisoned and lies between guards."""
+
+    def __init__(self, line: TypeLine, seed: int) -> None:
+        self.line = line
+        rng = generator(seed, line.label)
+        values = values_of(line.kind, rng)
+        pairs = HEAD // 2
+        rotated = HEAD
+        if line.check == "turn":
+            # Each value meets another one, drawn, as first and as second of a pair.
+            x = np.concatenate([values, rng.permutation(values)]).reshape(2, -1, pairs)
+            heads = np.concatenate([x, x[::-1]], axis=1)
+        elif line.check == "still":
+            x = values.reshape(-1, pairs)
+            zero = np.zeros_like(x)
+            heads = np.stack([np.concatenate([x, zero]), np.concatenate([zero, x])])
+        else:
+            rotated = HEAD // 2
+            copied = values.reshape(-1, HEAD - rotated)
+            heads = np.stack([rng.uniform(-1, 1, copied.shape).astype(values.dtype), copied])
+        if line.check == "copy" or line.mode == "neox":
+            ordered = np.concatenate([heads[0], heads[1]], axis=1)
+        else:
+            ordered = np.stack([heads[0], heads[1]], axis=2).reshape(-1, HEAD)
+        self.x = np.ascontiguousarray(ordered)[None, :, None, :]
+        self.config = RopeConfig(mode=line.mode, n_dims=rotated)
+        tokens = self.x.shape[1]
+        self.positions = np.zeros(tokens, np.int64) if line.check == "still" else rng.integers(0, 1 << 20, tokens)
+        if line.check == "still":
+            # By the definition, not by any arithmetic: cos is 1, sin is 0, and 0 is added. Only an infinity beside the
+            # 0 makes a NaN of that 0 (infinity * 0).
+            self.want = self.x.copy()
+            first, second = _pairs_of(self.want, line.mode)
+            for one, other in ((first, second), (second, first)):
+                one[~np.isfinite(other.astype(np.float64))] = np.nan
+            # -0 + 0 is +0, in the second of a pair.
+            second[(second == 0)] = 0
+        else:
+            self.want = emulate_rope(self.x, self.positions, self.config)
+        self.rotated = rotated
+        self.digest = digest_of([self.want])
+
+    def run(self, device: DeviceInfo) -> Outcome:
+        """Run on the device and compare every bit."""
+        from ...api import rope
+
+        if self.line.kind == "f64" and not device.fp64:
+            return Outcome("skip", detail="the device has no fp64")
+        words = np.dtype(f"u{self.x.itemsize}")
+        parent = np.empty(self.x.size + 2 * GUARD, words)
+        parent[...] = np.iinfo(words).max // 3
+        before = parent.copy()
+        got = parent.view(self.x.dtype)[GUARD:-GUARD].reshape(self.x.shape)
+        x = self.x.copy()
+        if self.line.inplace:
+            got[...] = x
+            x = got
+        rope(x, self.positions, self.config, out=got, device=device)
+        trouble = []
+        differs = got.view(words) != self.want.view(words)
+        both_nan = np.isnan(got.astype(np.float64)) & np.isnan(self.want.astype(np.float64))
+        # Of a NaN that was copied every bit counts; which NaN arithmetic makes is left open by IEEE 754.
+        both_nan[..., self.rotated :] = False
+        differs &= ~both_nan
+        if differs.any():
+            at = tuple(int(i) for i in np.argwhere(differs)[0])
+            trouble.append(
+                f"{int(differs.sum())} of {got.size} values differ, first at {list(at)}: "
+                f"got {int(got.view(words)[at]):#x}, want {int(self.want.view(words)[at]):#x}"
+            )
+        if (parent[:GUARD] != before[:GUARD]).any() or (parent[-GUARD:] != before[-GUARD:]).any():
+            trouble.append("elements outside the output changed")
+        if not self.line.inplace and (x.view(words) != self.x.view(words)).any():
+            trouble.append("elements of the input changed")
+        return Outcome("fail" if trouble else "ok", digest=digest_of([got]), detail="; ".join(trouble))
+
+
+def _pairs_of(heads: npt.NDArray[Any], mode: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return views of the first and of the second elements of all pairs."""
+    if mode == "normal":
+        return heads[..., 0::2], heads[..., 1::2]
+    return heads[..., : HEAD // 2], heads[..., HEAD // 2 :]
+
+
+@suite("types")
+def types() -> Iterator[TypeLine]:
+    """All 65,536 values of f16 and bf16, hard values of f32 and f64: copied, rotated by nothing, rotated."""
+    checks: tuple[Check, ...] = ("copy", "still", "turn")
+    modes: tuple[Literal["normal", "neox"], ...] = ("normal", "neox")
+    for kind, mode, check, inplace in product(("f16", "bf16", "f32", "f64"), modes, checks, (False, True)):
+        yield TypeLine(kind, mode, check, inplace)
