@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import ShapeError
+from .host_memory import empty
 from .layout import DTYPES, TensorView, dtype_name, parse_layout
 
 Kind = Literal["numpy", "torch", "opencl"]
@@ -86,7 +87,7 @@ def empty_like(x: Operand) -> Operand:
         )
         return operand(made, x.layout, "out")
     assert x.host is not None
-    made = np.empty(x.host.shape, x.host.dtype)
+    made = empty(x.host.shape, x.host.dtype)
     if x.kind == "torch":
         import torch
 

@@ -43,6 +43,11 @@ class ConfigTables:
         """Pairs of a row."""
         return self.config.n_pairs(None)
 
+    @property
+    def constant(self) -> bool:
+        """The tables depend on the positions alone."""
+        return True
+
     def move_to(self, positions: Any) -> None:
         """Take other positions; they must be shared by the batches, or not, as those of the plan."""
         where = position_rows(positions, self.config, batch=self._batch, seq=self._seq)

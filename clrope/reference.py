@@ -16,6 +16,7 @@ from .config import RopeConfig
 from .layout import canonical, dtype_name
 from .positions import PositionRows, position_rows
 
+F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
 
@@ -37,7 +38,8 @@ def ggml_theta(rows: npt.NDArray[np.int64], table: AngleTable) -> npt.NDArray[np
     """Return ggml's angle in radians, float32[R, pairs], by its repeated float32 multiplication.
 
     Source: `ggml_rope_cache_init` and `rope_yarn` of ggml: theta = position; then per pair theta / factor, the YaRN
-    blend, and theta *= theta_scale. Each operation is rounded to float32 on its own.
+    blend, and theta *= theta_scale. Each operation is rounded to float32 on its own, but for the blend
+    `interp * (1 - mix) + extrap * mix`, of which compilers make one fused multiply-add (and so ggml's builds compute).
     """
     g = table.ggml
     out = np.empty((rows.shape[1], table.pairs), dtype=np.float32)
@@ -48,9 +50,28 @@ def ggml_theta(rows: npt.NDArray[np.int64], table: AngleTable) -> npt.NDArray[np
         extrap = theta / g.factor[i]
         interp = g.freq_scale * extrap
         if g.yarn:
-            interp = interp * (np.float32(1) - g.mix[i]) + extrap * g.mix[i]
+            interp = _multiply_add_once(interp, np.float32(1) - g.mix[i], extrap * g.mix[i])
         out[:, i] = interp
     return out
+
+
+def _multiply_add_once(a: Any, b: Any, c: Any) -> npt.NDArray[np.float32]:
+    """Return a * b + c of float32 numbers, rounded once to float32; beyond 1e30 each operation is rounded.
+
+    In float64 the product is exact and the sum is rounded to odd (to the neighbour whose last bit is 1, if it is not
+    exact), so that rounding it again to float32 is as rounding once.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        plain = a * b + c
+        largest = np.maximum.reduce([np.abs(a), np.abs(b), np.abs(a * b), np.abs(c)])
+        product, addend = np.float64(a) * np.float64(b), np.float64(c)
+        total = np.asarray(product + addend)
+        part = total - product
+        error = (product - (total - part)) + (addend - part)
+        even = (total.view(np.int64) & 1) == 0
+        odd = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
+        once = np.where((error != 0) & even, odd, total).astype(np.float32)
+    return np.where(largest < np.float32(1e30), once, plain)
 
 
 def cos_sin(positions: Any, config: RopeConfig, *, head_dim: int | None = None) -> tuple[F64, F64]:

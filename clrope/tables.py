@@ -46,6 +46,11 @@ class ArrayTables:
         """Numbers in one row of cos on the device."""
         return self.columns.width
 
+    @property
+    def constant(self) -> bool:
+        """The caller may change his tables between runs."""
+        return False
+
     def move_to(self, positions: Any) -> None:
         """Take other positions of the same form."""
         if self.index is None:
@@ -86,7 +91,7 @@ class ArrayTables:
             return [(o.array.base_data, o.view) for o in (self.cosine, self.sine)], None
         if device.host_unified:
             stretches = [stretch_of(o, o.view, False) for o in (self.cosine, self.sine)]
-            host = HostBuffers(queue.context, stretches)
+            host = HostBuffers(queue, stretches)
             return [host.place(o, o.view) for o in (self.cosine, self.sine)], host
         import pyopencl as cl
 

@@ -1,6 +1,7 @@
 // Stage 1 with ggml's own angles: theta = position, then theta *= theta_scale from pair to pair in float, each product
-// rounded, divided by the pair's factor, blended by YaRN's mix. cos and sin of that float are then taken exactly: its
-// fraction of a turn comes from an integer product with the bits of 1/(2 pi), as long as its exponent needs.
+// rounded, divided by the pair's factor, blended by YaRN's mix with one fused multiply-add, as compilers make it of
+// ggml's source. cos and sin of that float are then taken exactly: its fraction of a turn comes from an integer product
+// with the bits of 1/(2 pi), as long as its exponent needs.
 //
 // Arguments as in cache_init.cl; exponent counts the multiplications behind each pair. Global size: (pairs, rows).
 #include "arithmetic.clh"
@@ -42,6 +43,32 @@ inline float divide(float a, float b) {
   return as_float(sign | (((uint)e << 23) + (m - 0x800000u)));
 }
 
+// Sum of a and b, and what its rounding left, exactly (Knuth).
+inline float two_sum(float a, float b, float *rest) {
+  const float sum = a + b, part = sum - a;
+  *rest = (a - (sum - part)) + (b - part);
+  return sum;
+}
+
+// a * b + c rounded once, by plain operations, whose bits no device chooses: product and sums are split without error
+// (Dekker, Knuth), and the lowest part is rounded to odd, after which rounding again does no harm (Boldo, Melquiond:
+// Emulation of FMA and correctly rounded sums, 2008). Beyond the range of the splitting each operation is rounded.
+inline float multiply_add_once(float a, float b, float c) {
+  const float product = a * b;
+  if (!(fabs(a) < 1e30f && fabs(b) < 1e30f && fabs(product) < 1e30f && fabs(c) < 1e30f))
+    return product + c;
+  const float a4 = a * 4097.0f, b4 = b * 4097.0f;
+  const float a1 = a4 - (a4 - a), b1 = b4 - (b4 - b), a0 = a - a1, b0 = b - b1;
+  const float lost = ((a1 * b1 - product) + a1 * b0 + a0 * b1) + a0 * b0;
+  float low_rest, high_rest, error;
+  const float low = two_sum(c, lost, &low_rest);
+  const float high = two_sum(product, low, &high_rest);
+  float rest = two_sum(low_rest, high_rest, &error);
+  if (error != 0.0f && (as_uint(rest) & 1u) == 0u) // towards the error by one: its last bit becomes 1
+    rest = as_float(as_uint(rest) + ((error > 0.0f) == (rest > 0.0f) ? 1u : 0xffffffffu));
+  return high + rest;
+}
+
 // Fraction of a turn of an angle in radians.
 inline ulong phase_of_radians(float theta) {
   const uint bits = as_uint(theta);
@@ -71,12 +98,15 @@ __kernel void rope_cache_init_ggml(__global const long *positions, const int row
                                    __global REAL *sine) {
   const int i = (int)get_global_id(0), row = (int)get_global_id(1);
   float theta = (float)positions[(size_t)axis[i] * (size_t)rows + (size_t)row];
+  // Intel's CPU compiler takes a loop of products by a constant apart into several chains and so changes the rounding
+  // (work-groups of up to 4 items in the first axis); it does not where the factor may be another one each time.
+  volatile float factor_of_step = theta_scale;
   for (int k = exponent[i]; k > 0; --k)
-    theta = theta * theta_scale;
+    theta = theta * factor_of_step;
   const float extrapolated = divide(theta, factor[i]);
   float angle = freq_scale * extrapolated;
   if (yarn)
-    angle = angle * (1.0f - mix[i]) + extrapolated * mix[i];
+    angle = multiply_add_once(angle, 1.0f - mix[i], extrapolated * mix[i]);
   REAL c, s;
   cos_sin_of_phase(phase_of_radians(angle), &c, &s);
   const size_t at = (size_t)row * (size_t)pairs + (size_t)i;

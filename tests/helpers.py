@@ -22,6 +22,8 @@ from clrope.reference import pair_indices
 
 #: The byte with which every output begins: a finite, unlikely number in every type, so that NaN cannot hide it.
 POISON = 0x5A
+#: Below so many elements a mean error says little.
+FEW = 512
 SHORT_NAMES = {
     "portable computing language": "pocl", "intel": "intel", "nvidia": "nvidia", "amd": "amd", "rusticl": "rusticl",
     "oclgrind": "oclgrind",
@@ -159,7 +161,8 @@ def bits(array: np.ndarray) -> np.ndarray:
 
 def same(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     """Where two arrays hold the same bits, or both a NaN (whose bits no rule fixes)."""
-    both_nan = np.isnan(got.astype(np.float64)) & np.isnan(want.astype(np.float64))
+    with np.errstate(invalid="ignore"):  # a signalling NaN is reported when it is widened
+        both_nan = np.isnan(got.astype(np.float64)) & np.isnan(want.astype(np.float64))
     return (bits(got) == bits(want)) | both_nan
 
 
@@ -230,8 +233,11 @@ def assert_rotated(
         right = oracle.rope(built.x_before, built.positions, case.config, case.forward, case.layout)
         power = float((right**2).sum())
         nmse = float(((got.astype(np.float64) - right) ** 2).sum()) / power if power else 0.0
-        if not nmse <= oracle.LIMITS[case.dtype]:
-            fail(f"NMSE {nmse:.3g} against the oracle, {oracle.LIMITS[case.dtype]:.3g} is allowed")
+        limit = oracle.LIMITS[case.dtype]
+        if case.dtype == "f16" and got.size < FEW:
+            limit = 2.0**-22  # every element rounded by half a unit of the last place
+        if not nmse <= limit:
+            fail(f"NMSE {nmse:.3g} against the oracle, {limit:.3g} is allowed")
     memory = [("x", built.parent, built.parent_before, built.x)]
     if built.out_parent is not None and built.out is not None and built.out_parent is not built.parent:
         poisoned = np.full(built.out_parent.nbytes, POISON, np.uint8).view(built.out_parent.dtype)

@@ -27,6 +27,11 @@ def every_pattern(dtype: str, rng: np.random.Generator) -> np.ndarray:
     return rng.permutation(np.arange(65536, dtype=np.uint16)).view(HALVES[dtype]).reshape(128, 16, 32)
 
 
+def is_nan(x: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        return np.isnan(x.astype(np.float64))
+
+
 @pytest.mark.parametrize(("dtype", "variant"), CASES, ids=str)
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 def test_every_pattern_is_copied(device: clrope.DeviceInfo, mode: Any, dtype: str, variant: Any, seed: int) -> None:
@@ -52,11 +57,11 @@ def test_every_pattern_by_angle_0(device: clrope.DeviceInfo, mode: Any, dtype: s
     paired[..., where] = x
     got = Rope(RopeConfig(mode), device.index, variant=variant)(paired, np.zeros(128, int))
     assert same(got, emulate_rope(paired, np.zeros(128, int), RopeConfig(mode))).all(), f"seed {seed}"
-    number = ~np.isnan(x.astype(np.float64))
+    number = ~is_nan(x)
     # -0 - 0 * 0 is 0 - 0: the sign of a zero alone may go.
     kept = got[..., where]
     assert ((bits(kept) == bits(x)) | (bits(x) == 0x8000) & (kept == 0))[number].all(), f"seed {seed}"
-    assert np.isnan(kept.astype(np.float64))[~number].all(), f"seed {seed}"
+    assert is_nan(kept)[~number].all(), f"seed {seed}"
 
 
 @pytest.mark.parametrize("forward", [True, False])
@@ -77,27 +82,18 @@ def test_every_pattern_by_any_angle(
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_ties_go_to_even(device: clrope.DeviceInfo, dtype: str) -> None:
-    """Position 0 and magnitude 1 + 2**-k put values exactly between two halves."""
-    odd = np.arange(1, 4097, dtype=np.uint16) * 8 + 1
-    x = np.zeros((256, 1, 32), HALVES[dtype])
-    x[..., ::2] = odd.view(HALVES[dtype]).reshape(256, 1, 16)
-    ties = 0
-    for k in range(1, 12):
-        config = RopeConfig("normal", attn_factor=1 + 2.0**-k)
-        got = clrope.rope(x, np.zeros(256, int), config, device=device.index)
-        exact = x.astype(np.float64) * (1 + 2.0**-k)
-        with np.errstate(all="ignore"):
-            want = exact.astype(np.float32).astype(x.dtype)
-            up, down = (bits(np.nextafter(got.astype(np.float64), to).astype(x.dtype)) for to in (np.inf, -np.inf))
-        assert same(got, want).all()
-        half = (want.astype(np.float64) - exact) * 2
-        ties += (
-            int((exact + half == np.nextafter(want, want.dtype.type(0)).astype(np.float64)).sum())
-            if dtype == "f16"
-            else 1
-        )
-        assert up.shape == down.shape
-    assert ties > 0
+    """Odd significands halved below the least normal number lie between two of the type's: nearest even decides."""
+    least = {"f16": 2.0**-14, "bf16": 2.0**-126}[dtype]
+    step = {"f16": 2.0**-24, "bf16": 2.0**-133}[dtype]
+    counts = np.arange(1, 1 + int(least / step), 2)
+    x = np.zeros((1, 1, 2 * counts.size), HALVES[dtype])
+    x[0, 0, ::2] = (counts * step).astype(x.dtype)
+    assert (x[0, 0, ::2].astype(np.float64) == counts * step).all()
+    got = clrope.rope(x, 0, RopeConfig("normal", attn_factor=0.5), device=device.index)[0, 0, ::2]
+    even = np.rint(counts / 2)  # NumPy's rint takes ties to even
+    assert (got.astype(np.float64) == even * step).all()
+    assert (even > counts / 2).any()
+    assert (even < counts / 2).any()
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64"])

@@ -54,9 +54,7 @@ def _explain(
         "", ["", ""], [[name, value] for name, value in report.items() if name not in ("kernels", "schema", "config")]
     )
     for kernel in report["kernels"]:
-        print_table(
-            "", ["", ""], [[k, _text(v)] for k, v in kernel.items()]
-        )
+        print_table("", ["", ""], [[k, _text(v)] for k, v in kernel.items()])
     return True
 
 

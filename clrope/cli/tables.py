@@ -19,7 +19,13 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     from rich.text import Text
 
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDE, highlight=False)
-    table = Table(show_header=any(columns), title=title or None, title_justify="left", box=box.SIMPLE_HEAD if any(columns) else None, pad_edge=False)
+    table = Table(
+        show_header=any(columns),
+        title=title or None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD if any(columns) else None,
+        pad_edge=False,
+    )
     for column in columns:
         table.add_column(column.lstrip("#"), justify="right" if column.startswith("#") else "left", overflow="fold")
     for row in rows:

@@ -62,6 +62,7 @@ def rotary_embedding(
         ids = _integers(position_ids)
         if ids.shape != (batch, seq):
             raise ShapeError(f"position_ids: got shape {list(ids.shape)}, [batch, sequence] = [{batch}, {seq}] needed")
+        _check_range(ids, 0, cos.shape[0])
     else:
         _check_caches(cos, sin, [batch, seq, rotated // 2], "without position_ids")
     return _rotate(heads, cos, sin, ids, interleaved, layout, device, rotated, x.shape)
@@ -117,8 +118,11 @@ def rotary_embedding_ms(
         )
     ids = _integers(position_ids)
     if ids.shape in ((), (1,)):
+        _check_range(ids, max(0, seq - 1), cos.shape[0])
         ids = int(ids.reshape(-1)[0])
-    elif ids.shape != (batch, seq):
+    elif ids.shape == (batch, seq):
+        _check_range(ids, 0, cos.shape[0])
+    else:
         raise ShapeError(
             f"position_ids: got shape {list(ids.shape)}, [1] or [batch, sequence] = [{batch}, {seq}] is needed"
         )
@@ -328,6 +332,13 @@ def _integers(position_ids: Any) -> Any:
     if ids.dtype.kind not in "iu":
         raise ShapeError(f"position_ids: got dtype {ids.dtype}, int64 is needed")
     return ids
+
+
+def _check_range(ids: Any, above: int, rows: int) -> None:
+    """Check that ids, and those so much above them, are rows of the caches."""
+    if ids.size and (int(ids.min()) < 0 or int(ids.max()) + above >= rows):
+        bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max()) + above
+        raise ShapeError(f"position_ids: position {bad} is needed, cos_cache and sin_cache have rows 0 ... {rows - 1}")
 
 
 def _flag(name: str, value: object) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..api import operation
-from ..config import RopeConfig
+from ..config import Mode, RopeConfig
 from ..errors import ConfigError, DeviceError, ShapeError
 from ..tables import rotate_plan
 
@@ -79,7 +79,7 @@ class RoPE(torch.nn.Module):
         if offset is not None and not isinstance(offset, Tensor):
             if isinstance(offset, bool) or not isinstance(offset, (int, torch.SymInt)):
                 raise ShapeError(f"offset: got {offset!r} of type {type(offset).__name__}, an int or tensor is needed")
-            start, offset = cast(int, offset), None
+            start, offset = offset, None
         attributes = {"scale": self.scale, "base": self.base, "dims": self.dims, "interleaved": self.interleaved}
         if start != 0:
             attributes["start"] = start
@@ -348,6 +348,7 @@ def _int64(name: str, tensor: Tensor, above: int) -> Tensor:
 @lru_cache(maxsize=256)
 def _config(n: int, scale: float, base: float, interleaved: bool, freqs: tuple[float, ...] | None) -> RopeConfig:
     """Return the configuration whose phases are `position * scale * freqs`, exact in every sign and zero."""
+    mode: Mode = "normal" if interleaved else "neox"
     sign = math.copysign(1.0, scale)
     factors: tuple[float, ...] | None
     if freqs is None:
@@ -359,8 +360,7 @@ def _config(n: int, scale: float, base: float, interleaved: bool, freqs: tuple[f
         base, factors = 1.0, tuple(_inverse(f) * sign for f in freqs)
     if scale == 0:
         # The largest divisor leaves a step of 2**-1026 turns, which is 0 in the 128 bits of a phase.
-        return RopeConfig("neox" if not interleaved else "normal", n, freq_factors=(_inverse(0.0),) * (n // 2))
-    mode = "normal" if interleaved else "neox"
+        return RopeConfig(mode, n, freq_factors=(_inverse(0.0),) * (n // 2))
     return RopeConfig(mode, n, freq_base=base, freq_scale=abs(scale), freq_factors=factors)
 
 

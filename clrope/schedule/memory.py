@@ -1,8 +1,15 @@
-"""Host memory made visible to a device without a copy: one buffer for each stretch of memory that tensors touch."""
+"""Host memory made visible to a device without a copy: one buffer for each stretch of memory that tensors touch.
+
+On a CPU device whose buffers over host memory are that memory (which is tried out, once per context) nothing has to be
+mapped: the kernel reads and writes the arrays themselves. Drivers do that only for well-aligned memory, so stretches
+are then widened to whole pages; only the arrays' own bytes are ever touched.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,6 +40,47 @@ def stretch_of(operand: Operand, view: TensorView, written: bool) -> Stretch:
     return Stretch(operand.address + first * item, operand.address + last * item, item, written)
 
 
+#: The smallest page of any machine: no byte of it is out of reach if one is within.
+PAGE = 4096
+_direct: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+_direct_lock = threading.Lock()
+
+
+def direct_access(queue: pyopencl.CommandQueue) -> bool:
+    """Whether buffers over host memory are that memory itself: what either side writes is what the other reads.
+
+    Tried with a page of memory and the device's own copy commands. Only CPU devices are asked: others may keep caches
+    that only mapping brings in line.
+    """
+    import pyopencl as cl
+
+    with _direct_lock:
+        known = _direct.get(queue.context)
+        if known is None:
+            known = False
+            if queue.device.type & cl.device_type.CPU:
+                try:
+                    known = _try_direct(queue)
+                except cl.Error:
+                    known = False
+            _direct[queue.context] = known
+        return known
+
+
+def _try_direct(queue: pyopencl.CommandQueue) -> bool:
+    import pyopencl as cl
+
+    memory = np.zeros(3 * PAGE, np.uint8)
+    start = -memory.__array_interface__["data"][0] % PAGE
+    pages = memory[start : start + 2 * PAGE]
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
+    buffer = cl.Buffer(queue.context, flags, hostbuf=pages)
+    pages[:PAGE] = np.arange(PAGE) % 251 + 1  # after the buffer was made: a driver's copy would not have it
+    cl.enqueue_copy(queue, buffer, buffer, byte_count=PAGE, src_offset=0, dst_offset=PAGE)
+    queue.finish()
+    return bool(np.array_equal(pages[PAGE:], pages[:PAGE]))
+
+
 class HostBuffers:
     """Buffers over host memory (`CL_MEM_USE_HOST_PTR`), one per group of overlapping stretches.
 
@@ -40,19 +88,20 @@ class HostBuffers:
     alive for as long as this object.
     """
 
-    def __init__(self, context: pyopencl.Context, stretches: Sequence[Stretch]) -> None:
+    def __init__(self, queue: pyopencl.CommandQueue, stretches: Sequence[Stretch]) -> None:
         import pyopencl as cl
 
+        self.direct = direct_access(queue)
         self._places: list[tuple[int, int, Any, bool]] = []
         flags = cl.mem_flags
         for group in _groups(stretches):
-            item = max(s.itemsize for s in group)
+            item = PAGE if self.direct else max(s.itemsize for s in group)
             low = min(s.low for s in group) // item * item
-            high = max(s.high for s in group)
+            high = -(-max(s.high for s in group) // item) * item if self.direct else max(s.high for s in group)
             written = any(s.written for s in group)
             memory = (ctypes.c_ubyte * (high - low)).from_address(low)
             access = flags.READ_WRITE if written else flags.READ_ONLY
-            buffer = cl.Buffer(context, access | flags.USE_HOST_PTR, hostbuf=memory)
+            buffer = cl.Buffer(queue.context, access | flags.USE_HOST_PTR, hostbuf=memory)
             self._places.append((low, high, buffer, written))
 
     def place(self, operand: Operand, view: TensorView) -> tuple[Any, TensorView]:
@@ -66,11 +115,17 @@ class HostBuffers:
 
     def to_device(self, queue: pyopencl.CommandQueue) -> None:
         """Make what the host wrote since the last run visible to the device (nothing is moved where memory is one)."""
+        if self.direct:
+            return
         for low, high, buffer, _ in self._places:
             self._map(queue, buffer, high - low, write=True)
 
     def to_host(self, queue: pyopencl.CommandQueue, wait_for: list[Any]) -> None:
         """Wait for the events, and make what the device wrote visible to the host."""
+        if self.direct:
+            for event in wait_for[-1:] if in_order(queue) else wait_for:
+                event.wait()
+            return
         for low, high, buffer, written in self._places:
             if written:
                 self._map(queue, buffer, high - low, write=False, wait_for=wait_for)
@@ -86,6 +141,13 @@ class HostBuffers:
             queue, buffer, access, 0, (size,), np.dtype(np.uint8), wait_for=wait_for or None, is_blocking=True
         )
         mapped.base.release(queue)
+
+
+def in_order(queue: pyopencl.CommandQueue) -> bool:
+    """Whether the queue runs its commands one after the other."""
+    import pyopencl as cl
+
+    return not queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
 
 
 def _groups(stretches: Sequence[Stretch]) -> list[list[Stretch]]:

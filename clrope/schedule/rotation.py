@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Work-items wanted per compute unit of a CPU: enough to balance, few enough to cost nothing.
 _ITEMS_PER_UNIT = 16
+#: Bytes below which a work-item costs more to start than to run.
+_LEAST_ITEM_BYTES = 16384
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Rotation:
                  tables.cosine, tables.sine, i64(row_stride), i32(tokens), i32(g.pairs), i32(g.window), direction,
                  i32(g.step), i32(g.distance), i32(g.out_step), i32(g.out_distance), i32(slots), i32(per_item)],
             )  # fmt: skip
-        per_item = _heads_per_item(device, batches * tokens, heads)
+        per_item = _heads_per_item(device, batches * tokens, heads, head_dim * xv.itemsize)
         return Launch(
             built,
             name,
@@ -80,9 +82,9 @@ class Rotation:
         )  # fmt: skip
 
 
-def _heads_per_item(device: DeviceInfo, tokens: int, heads: int) -> int:
+def _heads_per_item(device: DeviceInfo, tokens: int, heads: int, head_bytes: int) -> int:
     if device.kind != "cpu":
         return 1
     wanted = max(1, device.compute_units * _ITEMS_PER_UNIT)
     groups = min(heads, max(1, -(-wanted // max(1, tokens))))
-    return -(-heads // groups)
+    return min(heads, max(-(-heads // groups), -(-_LEAST_ITEM_BYTES // head_bytes)))

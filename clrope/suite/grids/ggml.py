@@ -28,7 +28,10 @@ _PLAIN = [
     ([64, 1, 2, 1], 64, NEOX), ([64, 71, 2, 1], 64, NEOX), ([64, 8, 2, 1], 64, NEOX),
     *(([80, 32, tokens, 1], dims, mode) for mode in (NORMAL, NEOX) for dims, tokens in ((20, 2), (32, 2), (32, 4))),
     ([16, 16, 8192, 1], 16, NEOX),
-    *(([128, heads, 2, 1], dims, mode) for mode in (MROPE, IMROPE) for heads, dims in ((12, 128), (28, 128), (12, 20), (28, 32))),
+    *(
+        ([128, heads, 2, 1], dims, mode)
+        for mode in (MROPE, IMROPE) for heads, dims in ((12, 128), (28, 128), (12, 20), (28, 32))
+    ),
     ([80, 16, 2, 1], 80, VISION), ([128, 16, 2, 1], 128, IMROPE), ([16, 16, 8192, 1], 16, IMROPE),
 ]  # fmt: skip
 _MODES = (NORMAL, NEOX, MROPE, IMROPE, VISION)

@@ -1,4 +1,4 @@
-"""The suite 'layouts': orders of axes, strides of either sign, views into parents, in place among bytes not to touch."""
+"""The suite 'layouts': orders of axes, strides of either sign, views into parents, in place with guards around."""
 
 from __future__ import annotations
 

@@ -39,12 +39,12 @@ def _cases() -> Iterator[Case]:
     for mode in _MODES:
         # Batches of 3 with 7 tokens and 5 heads: no length is a multiple of a vector or of another.
         dims = 128 if mode == 24 else 64
-        base = Case("f32", (128, 5, 7, 3), dims, mode, 4096, 1.0, 0.0, 1.0, False, 0, bf=32.0)
+        plain = Case("f32", (128, 5, 7, 3), dims, mode, 4096, 1.0, 0.0, 1.0, False, 0, bf=32.0)
 
-        def varied(base: Case = base, **changes: object) -> Iterator[Case]:
+        def varied(case: Case = plain, **changes: object) -> Iterator[Case]:
             """Yield the change in two types and directions."""
             for _ in range(2):
-                yield replace(base, type=next(types), forward=next(directions), **changes)  # type: ignore[arg-type]
+                yield replace(case, type=next(types), forward=next(directions), **changes)  # type: ignore[arg-type]
 
         for sections in _SECTIONS.get(mode, []):
             yield from varied(sections=sections)
@@ -65,8 +65,9 @@ def _cases() -> Iterator[Case]:
         yield from varied(angles="ggml")
         yield from varied(angles="ggml", fs=0.25, ef=1.0, n_ctx_orig=4096, ff=True, n_ctx=131072, inplace=True)
         if mode != 24:
+            wrapping = (2, 1, 3, 1) if mode >= 8 else None
             for offset, count in ((64, 64), (2, 64), (32, 32), (126, 2), (20, 46)):
-                yield from varied(n_offs=offset, n_dims=count, sections=(7, 6, 5, 4) if mode >= 8 else None)
+                yield from varied(n_offs=offset, n_dims=count, sections=wrapping)
             for size, count in ((2, 2), (6, 4), (34, 30), (66, 66), (96, 96), (130, 100), (256, 256), (576, 64)):
                 yield from varied(
                     ne_a=(size, 3, 5, 2), n_dims=count, ff=True, sections=(2, 1, 3, 1) if mode >= 8 else None

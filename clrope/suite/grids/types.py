@@ -98,10 +98,11 @@ class TypeTrial:
             # 0 makes a NaN of that 0 (infinity * 0).
             self.want = self.x.copy()
             first, second = _pairs_of(self.want, line.mode)
-            for one, other in ((first, second), (second, first)):
-                one[~np.isfinite(other.astype(np.float64))] = np.nan
+            wild_first, wild_second = (~np.isfinite(part) for part in (first, second))
+            first[wild_second] = np.nan
+            second[wild_first] = np.nan
             # -0 + 0 is +0, in the second of a pair.
-            second[(second == 0)] = 0
+            second[second == 0] = 0
         else:
             self.want = emulate_rope(self.x, self.positions, self.config)
         self.rotated = rotated
@@ -125,7 +126,7 @@ class TypeTrial:
         rope(x, self.positions, self.config, out=got, device=device)
         trouble = []
         differs = got.view(words) != self.want.view(words)
-        both_nan = np.isnan(got.astype(np.float64)) & np.isnan(self.want.astype(np.float64))
+        both_nan = np.isnan(got) & np.isnan(self.want)
         # Of a NaN that was copied every bit counts; which NaN arithmetic makes is left open by IEEE 754.
         both_nan[..., self.rotated :] = False
         differs &= ~both_nan
