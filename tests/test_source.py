@@ -115,7 +115,8 @@ import clrope
 config = clrope.RopeConfig("neox", 8)
 clrope.reference.cos_sin([1, 2], config)
 clrope.Rope(config)
-print(sorted({m.partition(".")[0] for m in sys.modules} & {"pyopencl", "torch", "typer", "rich", "gguf", "safetensors"}))
+heavy = {"pyopencl", "torch", "typer", "rich", "gguf", "safetensors"}
+print(sorted({m.partition(".")[0] for m in sys.modules} & heavy))
 maps = open("/proc/self/maps").read() if os.path.exists("/proc/self/maps") else ""
 print("libOpenCL" in maps)
 """

@@ -1,0 +1,441 @@
+"""The torch adapter against float64 formulas written here, and against torch's own checks of an operator."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import clrope.schedule.plan  # noqa: E402
+from clrope.errors import ConfigError, DeviceError, ShapeError  # noqa: E402
+from clrope.interop.torch import RoPE, _check_memory  # noqa: E402
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64}
+LIMITS = {torch.float32: 1e-12, torch.float16: 6e-8, torch.bfloat16: 4e-6, torch.float64: 1e-20}
+ROPE = torch.ops.clrope.rope.default
+ATTRIBUTES = {"scale": 1.5, "base": 100.0, "dims": None, "interleaved": False}
+
+
+@pytest.fixture(autouse=True)
+def _on_device(request, monkeypatch):
+    """Tests that take `device` run there; `torch.empty` gives NaN, so that what no kernel wrote is seen."""
+    if "device" in request.fixturenames:
+        monkeypatch.setenv("CLROPE_DEVICE", request.getfixturevalue("device").index)
+    torch.use_deterministic_algorithms(True)
+    assert torch.isnan(torch.empty(3)).all(), "torch.empty is not poisoned"
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def gen(rng):
+    return torch.Generator().manual_seed(int(rng.integers(1 << 62)))
+
+
+def rand(gen, *shape, dtype=torch.float32, grad=False):
+    return (torch.rand(*shape, generator=gen, dtype=torch.float64) * 2 - 1).to(dtype).requires_grad_(grad)
+
+
+def expected(x, cos, sin, n, interleaved):
+    """Rotate by tables of any broadcastable shape, in float64 and with torch alone (so it can be differentiated)."""
+    x, cos, sin = x.double(), cos.double(), sin.double()
+    a, b = (x[..., 0:n:2], x[..., 1:n:2]) if interleaved else (x[..., : n // 2], x[..., n // 2 : n])
+    u, v = a * cos - b * sin, a * sin + b * cos
+    turned = torch.stack((u, v), -1).flatten(-2) if interleaved else torch.cat((u, v), -1)
+    return torch.cat((turned, x[..., n:]), -1)
+
+
+def angles(positions, n, base=1e4, freqs=None):
+    if freqs is None:
+        freqs = base ** (-torch.arange(n // 2, dtype=torch.float64) / (n // 2))
+    theta = positions.double()[..., None] * freqs.double()
+    return theta.cos(), theta.sin()
+
+
+def per_batch(positions, rank):
+    """[batch, seq] to [batch, 1, ..., seq]."""
+    return positions.reshape(positions.shape[0], *[1] * (rank - 3), positions.shape[1])
+
+
+def close(got, want, dtype):
+    assert got.dtype == dtype
+    assert got.shape == want.shape
+    assert got.is_contiguous()
+    assert not got.isnan().any(), f"{int(got.isnan().sum())} elements were not written"
+    power = float((want**2).sum())
+    nmse = float(((got.double() - want) ** 2).sum()) / power
+    assert nmse <= LIMITS[dtype], f"NMSE {nmse:.3g}, {LIMITS[dtype]:.3g} is allowed"
+
+
+def strided(x, rng):
+    """The same values in another order of memory, as attention code produces it."""
+    order = rng.permutation(x.dim()).tolist()
+    return x.permute(order).contiguous().permute(np.argsort(order).tolist())
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])
+def test_random_cases(device, rng, gen, dtype, interleaved):
+    for _ in range(12):
+        rank = int(rng.integers(3, 7))
+        shape = [*rng.integers(1, 4, rank - 2).tolist(), int(rng.integers(1, 8)), 2 * int(rng.integers(1, 12))]
+        batch, seq, embed = shape[0], shape[-2], shape[-1]
+        dims = None if rng.random() < 0.4 else 2 * int(rng.integers(1, 14))
+        n = embed if dims is None else min(dims, embed)
+        scale = float(rng.choice([1.0, 0.0, -1.0, 0.3, 2.5, 1 / 3]))
+        base = float(rng.choice([1e4, 5e5, 10.0, 0.5]))
+        freqs = rand(gen, n // 2) * 3 if rng.random() < 0.3 else None
+        x = strided(rand(gen, *shape, dtype=dtype), rng)
+        module = RoPE(scale, base, dims, interleaved)
+        source = str(rng.choice(["nothing", "int", "offset", "offsets", "ids", "ids per batch", "ids in full"]))
+        print(dict(shape=shape, dims=dims, scale=scale, base=base, freqs=freqs, source=source, strides=x.stride()))
+        where, arguments = torch.arange(seq), {}
+        if source == "int":
+            arguments = {"offset": int(rng.integers(-100, 5000))}
+            where = where + arguments["offset"]
+        elif source == "offset":
+            arguments = {"offset": torch.tensor(int(rng.integers(5000)), dtype=torch.int32)}
+            where = where + arguments["offset"]
+        elif source == "offsets":
+            starts = torch.from_numpy(rng.integers(-5000, 5000, batch))
+            arguments = {"offset": starts if rng.random() < 0.5 else starts[:, None]}
+            where = per_batch(where + starts[:, None], rank)
+        elif source == "ids":
+            where = torch.from_numpy(rng.integers(0, 200, seq)).to(torch.uint8)
+            arguments = {"position_ids": where}
+        elif source == "ids per batch":
+            where = torch.from_numpy(rng.integers(-3000, 3000, (batch, seq)))
+            arguments, where = {"position_ids": where}, per_batch(where, rank)
+        elif source == "ids in full":
+            full = [n if rng.random() < 0.5 else 1 for n in shape[:-1]]
+            where = torch.from_numpy(rng.integers(-3000, 3000, full))
+            arguments = {"position_ids": where}
+        if not source.startswith("ids"):
+            where = where.double() * scale
+        want = expected(x, *angles(where, n, base, freqs), n, interleaved)
+        before = x.clone()
+        close(module(x, freqs=freqs, **arguments), want, dtype)
+        assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_tables_that_broadcast(device, rng, gen, dtype, interleaved):
+    x = strided(rand(gen, 2, 3, 4, 5, 12, dtype=dtype), rng)
+    module = RoPE(dims=8, interleaved=interleaved)
+    shapes = [
+        (4,), (5, 4), (1, 4), (5, 1), (1,), (4, 5, 4), (4, 1, 4), (1, 1, 5, 4), (3, 1, 5, 4), (3, 4, 5, 4),
+        (2, 1, 1, 5, 4), (2, 1, 4, 5, 4), (2, 3, 4, 5, 4), (2, 3, 1, 1, 1),
+    ]  # fmt: skip
+    for cos_shape, sin_shape in [*zip(shapes, shapes, strict=True), *zip(shapes, reversed(shapes), strict=True)]:
+        cos, sin = rand(gen, *cos_shape, dtype=dtype), rand(gen, *sin_shape, dtype=dtype)
+        print(cos_shape, sin_shape)
+        close(module(x, cos, sin), expected(x, cos, sin, 8, interleaved), dtype)
+
+
+def test_dtype_is_promoted_from_input_cos_and_sin(device, gen):
+    for a, b, c in itertools.product(DTYPES.values(), repeat=3):
+        x, cos, sin = rand(gen, 2, 2, 3, 8, dtype=a), rand(gen, 3, 4, dtype=b), rand(gen, 2, 1, 1, 4, dtype=c)
+        want = torch.promote_types(torch.promote_types(a, b), c)
+        print(a, b, c)
+        close(RoPE()(x, cos, sin), expected(x, cos, sin, 8, False), want)
+
+
+def test_tables_go_before_positions_before_offset(device, gen):
+    x, cos, sin = rand(gen, 2, 3, 5, 8), rand(gen, 5, 4), rand(gen, 5, 4)
+    ids, freqs = torch.tensor([7, 1, 0, 3, 3]), torch.rand(4, generator=gen)
+    module = RoPE(scale=2.0)
+    assert torch.equal(module(x, cos, sin, ids, freqs, torch.tensor(9)), module(x, cos, sin))
+    assert torch.equal(module(x, None, None, ids, freqs, 9), module(x, position_ids=ids, freqs=freqs))
+    assert not torch.equal(module(x, offset=9), module(x))
+    assert torch.equal(module(x, offset=9), module(x, offset=torch.tensor([[9], [9]])))
+    # A tensor wins over the int.
+    attributes = {**ATTRIBUTES, "start": 5}
+    assert torch.equal(
+        ROPE(x, None, None, None, None, torch.tensor([9]), **attributes),
+        ROPE(x, None, None, None, None, torch.tensor([9]), **ATTRIBUTES),
+    )
+
+
+def test_positions_are_exact_however_large(device, rng, gen):
+    mpmath = pytest.importorskip("mpmath")
+    scale, base = 0.3, 1e4
+    x = rand(gen, 1, 6, 16)
+    first = int(rng.integers(2**30, 2**31))
+    print("offset", first)
+    with mpmath.workdps(50):
+        theta = [
+            [(first + s) * mpmath.mpf(scale) * mpmath.mpf(base) ** (-mpmath.mpf(i) / 8) for i in range(8)]
+            for s in range(6)
+        ]
+        cos, sin = (torch.tensor([[float(f(t)) for t in row] for row in theta]) for f in (mpmath.cos, mpmath.sin))
+        cos, sin = (torch.tensor([[float(f(t)) for t in row] for row in theta], dtype=torch.float64)
+                    for f in (mpmath.cos, mpmath.sin))  # fmt: skip
+    close(RoPE(scale, base)(x, offset=first), expected(x, cos, sin, 16, False), torch.float32)
+
+
+def test_frequencies_of_any_sign_and_size(device, gen):
+    x = rand(gen, 2, 2, 4, 10)
+    freqs = torch.tensor([0.0, -0.0, 5e-324, -0.5, 40.0], dtype=torch.float64)
+    got = RoPE(interleaved=True)(x, freqs=freqs, offset=1000)
+    # Without an angle nothing turns: the same bits.
+    assert torch.equal(got[..., :6], x[..., :6])
+    where = torch.arange(1000, 1004)
+    close(got, expected(x, *angles(where, 10, freqs=freqs), 10, True), torch.float32)
+    assert torch.equal(RoPE(scale=0.0, base=3.0)(x, offset=7), x)
+    assert torch.equal(RoPE(scale=0.0)(x, freqs=freqs, offset=7), x)
+
+
+def test_empty_tensors(gen):
+    for shape in [(0, 3, 4, 8), (2, 0, 4, 8), (2, 3, 0, 8)]:
+        x = rand(gen, *shape)
+        assert RoPE()(x).shape == x.shape
+        assert RoPE()(x, rand(gen, shape[2], 4), rand(gen, shape[2], 4)).shape == x.shape
+
+
+def test_lazy_negative_is_resolved(device, gen):
+    x = torch.complex(rand(gen, 2, 3, 4, 8), rand(gen, 2, 3, 4, 8)).conj().imag
+    assert x.is_neg()
+    assert torch.equal(RoPE()(x, offset=3), RoPE()(x.clone(), offset=3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_memory_is_used_in_place(device, gen, monkeypatch, dtype):
+    """What OpenCL gets are the addresses of the tensors, the whole parent's for a slice of it."""
+    if not device.host_unified:
+        pytest.skip("the device has memory of its own")
+    stretches = []
+    real = clrope.schedule.plan.HostBuffers
+
+    def recording(context, given):
+        stretches.extend(given)
+        return real(context, given)
+
+    monkeypatch.setattr(clrope.schedule.plan, "HostBuffers", recording)
+    parent = rand(gen, 2, 5, 9, 8, dtype=dtype)
+    for x in (parent[:, :, 3:6], parent[:, :, 3:6].transpose(1, 2)):
+        for tables in ((), (torch.ones(x.shape[2], 4, dtype=dtype), torch.zeros(x.shape[2], 4, dtype=dtype))):
+            stretches.clear()
+            y = RoPE()(x.requires_grad_(), *tables)
+            reads = [s for s in stretches if not s.written]
+            writes = [s for s in stretches if s.written]
+            assert [s.low for s in reads] == [x.data_ptr()]
+            assert [(s.low, s.high) for s in writes] == [(y.data_ptr(), y.data_ptr() + y.nbytes)]
+            x = x.detach()
+
+
+def test_all_devices_give_the_same_bits(devices, gen, monkeypatch):
+    for dtype in DTYPES.values():
+        x = rand(gen, 2, 3, 40, 24, dtype=dtype)
+        results = []
+        for d in devices:
+            if dtype == torch.float64 and not d.fp64:
+                continue
+            monkeypatch.setenv("CLROPE_DEVICE", d.index)
+            results.append(RoPE(scale=0.7, dims=16)(x, offset=123456))
+        assert all(torch.equal(r, results[0]) for r in results) or dtype == torch.float64
+
+
+def inputs_given(gen, grad=True):
+    """The operator's arguments in each of their forms."""
+
+    def x(dtype=torch.float32):
+        return rand(gen, 2, 3, 5, 8, dtype=dtype, grad=grad)
+
+    freqs = torch.rand(4, generator=gen).requires_grad_(grad)
+    return {
+        "input": (x(),),
+        "offset": (x(), None, None, None, None, torch.tensor([3, 4])),
+        "position_ids": (x(), None, None, torch.arange(5)),
+        "position_ids, freqs": (x(torch.bfloat16), None, None, torch.arange(10).view(2, 5), freqs),
+        "cos, sin": (x(), rand(gen, 5, 4, grad=grad), rand(gen, 5, 4, grad=grad)),
+        "wider tables": (x(torch.float16), rand(gen, 2, 3, 5, 4), rand(gen, 4, grad=grad)),
+    }
+
+
+@pytest.mark.parametrize("form", ["input", "offset", "position_ids", "position_ids, freqs", "cos, sin", "wider tables"])
+def test_opcheck(gen, form):
+    arguments = inputs_given(gen)[form]
+    for attributes in (ATTRIBUTES, {"scale": 0.5, "base": 10.0, "dims": 6, "interleaved": True}):
+        if attributes["dims"] and "freqs" in form:
+            arguments = (*arguments[:4], arguments[4].detach()[:3].requires_grad_())
+        if attributes["dims"] and "sin" in form:
+            arguments = (arguments[0], *(t.detach()[:, :3].clone().requires_grad_() for t in arguments[1:]))
+        if attributes["dims"] and "tables" in form:
+            arguments = (arguments[0], arguments[1][..., :3], arguments[2].detach()[:3])
+        report = torch.library.opcheck(ROPE, arguments, attributes)
+        assert set(report.values()) == {"SUCCESS"}, report
+
+
+@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])
+@pytest.mark.parametrize("dims", [None, 4])
+def test_gradcheck(device, gen, dims, interleaved):
+    n = dims or 8
+    f64 = {"dtype": torch.float64, "grad": True}
+    module = RoPE(1.7, 50.0, dims, interleaved)
+    x = rand(gen, 2, 2, 3, 8, **f64)
+    freqs = rand(gen, n // 2, **f64)
+    for shape in [(2, 2, 3, n // 2), (3, n // 2), (2, 1, 1)]:
+        cos, sin = rand(gen, *shape, **f64), rand(gen, *shape, **f64)
+        assert torch.autograd.gradcheck(module, (x, cos, sin))
+        assert torch.autograd.gradgradcheck(module, (x, cos, sin))
+    for given in [{}, {"offset": 2}, {"offset": torch.tensor([[1], [5]])}, {"position_ids": torch.tensor([2, 0, 9])},
+                  {"position_ids": torch.tensor([[2, 0, 9], [4, 5, 5]])}]:  # fmt: skip
+        assert torch.autograd.gradcheck(lambda x, given=given: module(x, **given), (x,))
+        assert torch.autograd.gradcheck(lambda x, f, given=given: module(x, freqs=f, **given), (x, freqs))
+        assert torch.autograd.gradgradcheck(lambda x, f, given=given: module(x, freqs=f, **given), (x, freqs))
+
+
+def test_gradients_of_half_types(device, gen):
+    """Against torch's own differentiation of the formula; sums over many tokens are made in float32."""
+    for x_dtype, table_dtype in [(torch.float16, torch.float16), (torch.bfloat16, torch.float32)]:
+        x = rand(gen, 2, 4, 64, 8, dtype=x_dtype, grad=True)
+        cos, sin = rand(gen, 4, dtype=table_dtype, grad=True), rand(gen, 64, 4, dtype=table_dtype, grad=True)
+        y = RoPE()(x, cos, sin)
+        want = expected(x, cos, sin, 8, False)
+        weight = rand(gen, *y.shape, dtype=y.dtype)
+        got = torch.autograd.grad(y, (x, cos, sin), weight)
+        right = torch.autograd.grad(want, (x, cos, sin), weight.double())
+        for a, b, source in zip(got, right, (x, cos, sin), strict=True):
+            assert a.dtype == source.dtype
+            assert a.shape == source.shape
+            assert not a.isnan().any()
+            eps = torch.finfo(source.dtype).eps
+            assert (a.double() - b.double()).abs().max() <= 2 * eps * b.double().abs().max()
+
+
+def nodes(graph):
+    return [node for node in graph.nodes if node.op == "call_function"]
+
+
+# What torch warns of in its own exporter is not ours.
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
+@pytest.mark.parametrize("form", ["input", "offset", "position_ids", "position_ids, freqs", "cos, sin"])
+def test_export_keeps_one_node(device, gen, form, strict):
+    given = inputs_given(gen, grad=False)[form]
+    names = ["input", "cos", "sin", "position_ids", "freqs", "offset"]
+    arguments = {name: t for name, t in zip(names, given, strict=False) if t is not None}
+    module = RoPE(scale=0.5, base=300.0, interleaved=True)
+    batch, seq = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("seq", min=1, max=4096)
+    dynamic = {
+        "input": {0: batch, 2: seq}, "cos": {0: seq}, "sin": {0: seq}, "freqs": {}, "offset": {0: batch},
+        "position_ids": {0: seq} if form == "position_ids" else {0: batch, 1: seq},
+    }  # fmt: skip
+    program = torch.export.export(
+        module, (), arguments, dynamic_shapes={name: dynamic[name] for name in arguments}, strict=strict
+    )
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    for exported in (program, program.run_decompositions(), torch.export.load(file)):
+        (node,) = nodes(exported.graph)
+        assert node.target is ROPE
+        assert dict(node.kwargs) == {"scale": 0.5, "base": 300.0, "dims": None, "interleaved": True}
+        assert [n.name for n in node.all_input_nodes] == list(arguments)
+        assert torch.equal(exported.module()(**arguments), module(**arguments))
+        longer = {"input": rand(gen, 3, 3, 7, 8, dtype=arguments["input"].dtype)}
+        if "offset" in arguments:
+            longer["offset"] = torch.tensor([1, 2, 3])
+        if form == "position_ids":
+            longer["position_ids"] = torch.arange(7)
+        if form == "position_ids, freqs":
+            longer |= {"position_ids": torch.arange(21).view(3, 7), "freqs": arguments["freqs"]}
+        if "cos" in arguments:
+            longer |= {"cos": rand(gen, 7, 4), "sin": rand(gen, 7, 4)}
+        assert torch.equal(exported.module()(**longer), module(**longer))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+def test_compile_keeps_one_node(device, gen):
+    module, graphs = RoPE(scale=0.5, dims=4), []
+
+    def backend(graph, example_inputs):
+        graphs.append(nodes(graph.graph))
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(module, fullgraph=True, backend=backend)
+    x = rand(gen, 2, 3, 5, 8)
+    for given in [{}, {"offset": 3}, {"offset": 4}, {"offset": 5}, {"position_ids": torch.arange(5)}]:
+        assert torch.equal(compiled(x, **given), module(x, **given))
+    # The int offset becomes a symbol, so that decoding does not compile anew for each token.
+    assert len(graphs) == 4
+    for graph in graphs:
+        assert [str(node.target) for node in graph] == ["clrope.rope"]
+        attributes = {"scale": 0.5, "base": 1e4, "dims": 4, "interleaved": False}
+        assert {k: v for k, v in graph[0].kwargs.items() if k != "start"} == attributes
+    torch._dynamo.reset()
+    trained = torch.compile(module, fullgraph=True, backend="aot_eager")
+    cos, sin = rand(gen, 5, 2, grad=True), rand(gen, 5, 2, grad=True)
+    x.requires_grad_()
+    weight = rand(gen, 2, 3, 5, 8)
+    got = torch.autograd.grad(trained(x, cos, sin), (x, cos, sin), weight)
+    want = torch.autograd.grad(module(x, cos, sin), (x, cos, sin), weight)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+X = torch.ones(2, 3, 5, 8)
+REFUSED = [
+    (ShapeError, "input: got shape .*rank 3", lambda: RoPE()(X[0, 0])),
+    (ShapeError, "input: got embed 7, it must be even", lambda: RoPE()(X[..., :7])),
+    (ShapeError, "input: got embed 7", lambda: RoPE(dims=8)(X[..., :7])),
+    (ShapeError, "input: got torch.int32, allowed are float16", lambda: RoPE()(X.int())),
+    (ShapeError, "input: got torch.complex64", lambda: RoPE()(X.to(torch.complex64))),
+    (ShapeError, "sin: not given", lambda: RoPE()(X, cos=X[0, 0, :, :4])),
+    (ShapeError, "cos: not given", lambda: RoPE()(X, sin=X[0, 0, :, :4])),
+    (ShapeError, "cos: got torch.int64", lambda: RoPE()(X, X[0, 0, :, :4].long(), X[0, 0, :, :4])),
+    (ShapeError, r"cos: got shape \[5, 8\], .*broadcastable to \[2, 3, 5, 4\]", lambda: RoPE()(X, X[0, 0], X[0, 0])),
+    (ShapeError, r"sin: got shape \[4, 4\]", lambda: RoPE()(X, X[0, 0, :, :4], X[0, 0, :4, :4])),
+    (ShapeError, r"sin: got shape \[1, 2, 3, 5, 4\]", lambda: RoPE()(X, X[..., :4], X[None, ..., :4])),
+    (ShapeError, "position_ids: got torch.float32, integers", lambda: RoPE()(X, position_ids=X[0, 0, :, 0])),
+    (ShapeError, "position_ids: got torch.bool", lambda: RoPE()(X, position_ids=X[0, 0, :, 0].bool())),
+    (ShapeError, r"position_ids: got shape \[4\]", lambda: RoPE()(X, position_ids=torch.arange(4))),
+    (ShapeError, r"position_ids: got shape \[3, 5\]", lambda: RoPE()(X, position_ids=torch.arange(15).view(3, 5))),
+    (ShapeError, r"position_ids: got shape \[\], allowed", lambda: RoPE()(X, position_ids=torch.tensor(3))),
+    (ShapeError, "position_ids: got 18446744073709551615", lambda: RoPE()(
+        X, position_ids=torch.from_numpy(np.full(5, 2**64 - 1, np.uint64)))),
+    (ShapeError, r"offset: got shape \[3\], allowed are \[\], \[1\], \[2\], \[2, 1\]", lambda: RoPE()(
+        X, offset=torch.arange(3))),
+    (ShapeError, "offset: got torch.float32", lambda: RoPE()(X, offset=torch.tensor(1.0))),
+    (ShapeError, "offset: got 1.5 of type float", lambda: RoPE()(X, offset=1.5)),
+    (ShapeError, "offset: got True of type bool", lambda: RoPE()(X, offset=True)),
+    (ShapeError, r"offset: got 9223372036854775807, .*2\*\*63", lambda: RoPE()(X, offset=2**63 - 1)),
+    (ShapeError, r"freqs: got shape \[3\], .*\[4\]", lambda: RoPE()(X, freqs=torch.ones(3))),
+    (ShapeError, "freqs: got torch.int64", lambda: RoPE()(X, freqs=torch.arange(4))),
+    (ConfigError, r"freqs\[2\]: got nan", lambda: RoPE()(X, freqs=torch.tensor([1.0, 1.0, float("nan"), 1.0]))),
+    (ConfigError, "dims: got 3, it must be even", lambda: RoPE(dims=3)),
+    (ConfigError, "dims: got 0", lambda: RoPE(dims=0)),
+    (ConfigError, "dims: got 4.0 of type float", lambda: RoPE(dims=4.0)),
+    (ConfigError, "base: got -1.0", lambda: RoPE(base=-1)),
+    (ConfigError, "base: got nan", lambda: RoPE(base=float("nan"))),
+    (ConfigError, "scale: got inf", lambda: RoPE(scale=float("inf"))),
+    (ConfigError, "scale: got '1' of type str", lambda: RoPE(scale="1")),
+    (ConfigError, "interleaved: got 'yes'", lambda: RoPE(interleaved="yes")),
+    (ShapeError, "input: got layout torch.sparse_coo", lambda: RoPE()(X.to_sparse())),
+    (DeviceError, "freqs: got a tensor on meta; only CPU tensors", lambda: _check_memory(
+        "freqs", torch.ones(4, device="meta"))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "message", "call"), REFUSED, ids=[row[1][:40] for row in REFUSED])
+def test_refused(error, message, call):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_refused_while_exporting(gen):
+    """The fake implementation refuses as well, before anything runs."""
+    with pytest.raises(Exception, match="freqs: got shape"):
+        torch.export.export(RoPE(), (X,), {"freqs": torch.ones(3)})
+
+
+def test_clrope_alone_does_not_import_torch():
+    code = "import sys, clrope, clrope.interop; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
