@@ -63,7 +63,7 @@ def _multiply_add_once(a: Any, b: Any, c: Any) -> npt.NDArray[np.float32]:
     """
     with np.errstate(over="ignore", invalid="ignore"):
         plain = a * b + c
-        largest = np.maximum.reduce([np.abs(a), np.abs(b), np.abs(a * b), np.abs(c)])
+        largest = np.maximum(np.maximum(np.abs(a), np.abs(b)), np.maximum(np.abs(a * b), np.abs(c)))
         product, addend = np.float64(a) * np.float64(b), np.float64(c)
         total = np.asarray(product + addend)
         part = total - product

@@ -13,19 +13,23 @@
   } while (0)
 
 #ifdef PAIRS
-#define TABLE_SIZE PAIRS
 #ifdef STORAGE_BF16
 // A 32-bit lane holds two bfloat16: the lower becomes a float by a shift, the upper by a mask, and back likewise. So W
 // lanes rotate 2W pairs, the even ones and the odd ones, and the tables are put in that order.
 #define PREPARED_PAIRS (PAIRS / (2 * W) * (2 * W))
-#define PREPARE(c, s)                                                                                                  \
-  for (int i = 0; i < PREPARED_PAIRS; ++i) {                                                                           \
-    const int from = i / (2 * W) * (2 * W) + (i % W) * 2 + (i / W) % 2;                                                \
-    c[i] = cosine[from];                                                                                               \
-    s[i] = sine[from] * direction;                                                                                     \
-  }
-#define ROTATE_PREPARED(x, y, c, s)                                                                                    \
+#define PREPARE                                                                                                        \
+  REAL c[PAIRS] __attribute__((aligned(64)));                                                                          \
+  REAL s[PAIRS] __attribute__((aligned(64)));                                                                          \
   for (int i = 0; i < PREPARED_PAIRS; i += 2 * W) {                                                                    \
+    const VEC(REAL, DOUBLED(W)) cs = VLOAD(DOUBLED(W), REAL, cosine + i);                                              \
+    const VEC(REAL, DOUBLED(W)) sn = VLOAD(DOUBLED(W), REAL, sine + i) * direction;                                    \
+    *(VEC(REAL, W) *)(c + i) = cs.even;                                                                                \
+    *(VEC(REAL, W) *)(c + i + W) = cs.odd;                                                                             \
+    *(VEC(REAL, W) *)(s + i) = sn.even;                                                                                \
+    *(VEC(REAL, W) *)(s + i + W) = sn.odd;                                                                             \
+  }
+#define ROTATE_PREPARED(x, y)                                                                                          \
+  UNROLL for (int i = 0; i < PREPARED_PAIRS; i += 2 * W) {                                                             \
     const VEC(uint, W) a = VLOAD(W, uint, (__global const uint *)((x) + i));                                           \
     const VEC(uint, W) b = VLOAD(W, uint, (__global const uint *)((x) + PAIRS + i));                                   \
     const VEC(float, W) c0 = *(VEC(float, W) *)(c + i), c1 = *(VEC(float, W) *)(c + i + W);                            \
@@ -36,15 +40,11 @@
   }
 #else
 #define PREPARED_PAIRS (PAIRS / W * W)
-#define PREPARE(c, s)                                                                                                  \
-  for (int i = 0; i < PREPARED_PAIRS; ++i) {                                                                           \
-    c[i] = cosine[i];                                                                                                  \
-    s[i] = sine[i] * direction;                                                                                        \
-  }
-#define ROTATE_PREPARED(x, y, c, s)                                                                                    \
-  for (int i = 0; i < PREPARED_PAIRS; i += W) {                                                                        \
+#define PREPARE PREPARE_SINE
+#define ROTATE_PREPARED(x, y)                                                                                          \
+  UNROLL for (int i = 0; i < PREPARED_PAIRS; i += W) {                                                                 \
     const VEC(REAL, W) a = LOAD(W, (x) + i), b = LOAD(W, (x) + PAIRS + i);                                             \
-    const VEC(REAL, W) cs = *(VEC(REAL, W) *)(c + i), sn = *(VEC(REAL, W) *)(s + i);                                   \
+    const VEC(REAL, W) cs = VLOAD(W, REAL, cosine + i), sn = *(VEC(REAL, W) *)(s + i);                                 \
     STORE(W, a * cs - b * sn, (y) + i);                                                                                \
     STORE(W, a * sn + b * cs, (y) + PAIRS + i);                                                                        \
   }

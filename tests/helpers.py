@@ -22,8 +22,9 @@ from clrope.reference import pair_indices
 
 #: The byte with which every output begins: a finite, unlikely number in every type, so that NaN cannot hide it.
 POISON = 0x5A
-#: Below so many elements a mean error says little.
+#: Below so many elements a mean error says little: then each may be rounded by half a unit of the last place.
 FEW = 512
+WORST = {"f16": 2.0**-22, "bf16": 2.0**-16, "f32": 0.0, "f64": 0.0}
 SHORT_NAMES = {
     "portable computing language": "pocl", "intel": "intel", "nvidia": "nvidia", "amd": "amd", "rusticl": "rusticl",
     "oclgrind": "oclgrind",
@@ -234,8 +235,8 @@ def assert_rotated(
         power = float((right**2).sum())
         nmse = float(((got.astype(np.float64) - right) ** 2).sum()) / power if power else 0.0
         limit = oracle.LIMITS[case.dtype]
-        if case.dtype == "f16" and got.size < FEW:
-            limit = 2.0**-22  # every element rounded by half a unit of the last place
+        if got.size < FEW:
+            limit = max(limit, WORST[case.dtype])
         if not nmse <= limit:
             fail(f"NMSE {nmse:.3g} against the oracle, {limit:.3g} is allowed")
     memory = [("x", built.parent, built.parent_before, built.x)]

@@ -86,7 +86,7 @@ def test_nothing_waits(queue: cl.CommandQueue, rng: np.random.Generator, monkeyp
         gate.set_status(cl.command_execution_status.COMPLETE)
     monkeypatch.undo()
     assert not waited
-    assert len(pending) >= 4
+    assert len(pending) >= 3
     assert all(state != cl.command_execution_status.COMPLETE for state in states)
     once = emulate_rope(x, positions, NEOX)
     assert same(to_host(results[1]), once).all()

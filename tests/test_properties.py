@@ -17,6 +17,7 @@ from clrope.layout import canonical
 from clrope.reference import pair_indices
 
 TYPES = ["f16", "bf16", "f32", "f64"]
+POSITION_TYPES = ["int64", "int32", "uint8", "int16", "uint64", "int8", "uint16", "uint32"]
 #: Half a unit of the last place, relative.
 HALF_ULP = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "f64": 2.0**-53}
 
@@ -87,7 +88,7 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(
         config=fields, shape=tuple(lengths[c] for c in letters), dtype=draw(st.sampled_from(TYPES)), layout=layout,
         positions=draw(st.sampled_from(forms)),
-        position_dtype=draw(st.sampled_from(["int64", "int32", "uint8", "int16", "uint64", "int8", "uint16", "uint32"])),
+        position_dtype=draw(st.sampled_from(POSITION_TYPES)),
         low=-reach, high=reach - 1, forward=draw(st.booleans()), x=draw(views(rank)),
         out=draw(st.sampled_from([None, "in place"]) | views(rank)),
         values=draw(st.sampled_from(["uniform", "uniform", "bits"])), seed=draw(st.integers(0, 2**32 - 1)),
@@ -106,9 +107,16 @@ def test_every_case_equals_the_emulation(device: clrope.DeviceInfo, case: Case) 
 def test_chunks_change_nothing(device: clrope.DeviceInfo, case: Case, transfer: Any, limit: int) -> None:
     built, whole = (replace(case, out=None).build() for _ in range(2))
     config = RopeConfig.from_dict(case.config)
-    target = replace(device, max_alloc=max(limit * 4096, built.parent.nbytes // limit + 4096))
+    target = replace(device, max_alloc=4 * 4096 + built.parent.nbytes // limit)
     op = clrope.Rope(config, target)
-    got = op.plan(built.x, built.positions, forward=case.forward, layout=case.layout, transfer=transfer).run()
+    try:
+        plan = op.plan(built.x, built.positions, forward=case.forward, layout=case.layout, transfer=transfer)
+    except clrope.DeviceError as error:
+        # Elements of one token far apart: no smaller cut is possible where memory is used in place.
+        assert transfer == "map"
+        assert "one token alone does not fit" in str(error)
+        return
+    got = plan.run()
     want = clrope.rope(whole.x, whole.positions, config, case.forward, layout=case.layout, device=device.index)
     assert same(got, want).all(), case
 

@@ -100,7 +100,7 @@ def test_odd_sizes(device: clrope.DeviceInfo, shape: tuple[int, ...], seed: int)
 def test_every_spelling_gives_the_same_bits(device: clrope.DeviceInfo, pairing: str, dtype: str, seed: int) -> None:
     # Wider ones than the default are tried in child processes only, by the chooser: some drivers abort on them.
     spellings = [Variant("strided"), *(Variant("rows", w) for w in (1, 2, 4))]
-    spellings += [Variant("rows", w, prepared=True) for w in (1, 4)]
+    spellings += [Variant("rows", w, prepared=True) for w in (2, 4)]
     if dtype == "f16":
         spellings += [Variant("rows", w, "integer", prepared=w == 2) for w in (1, 2, 4)]
     for n_dims in (6, 20):
@@ -135,7 +135,6 @@ def test_fields_as_keywords(device: clrope.DeviceInfo, rng: np.random.Generator)
     assert (got == clrope.rope(x, [4, 5, 6], RopeConfig("neox", 8, freq_base=5e5), device=device.index)).all()
     assert (got == clrope.rope(x, 4, mode=2, n_dims=8, freq_base=5e5, device=device.index)).all()
     assert got.flags.c_contiguous
-    assert got.flags.owndata
 
 
 @pytest.mark.parametrize("dtype", TYPES)

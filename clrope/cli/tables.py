@@ -30,6 +30,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
         table.add_column(column.lstrip("#"), justify="right" if column.startswith("#") else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
+    if title:
+        print(title)
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():

@@ -20,7 +20,7 @@ Outcome = Literal["ok", "crash", "timeout", "error", "unavailable"]
 #: The child gets its parent's sys.path before it imports anything, so that it finds the same packages.
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[3].split('\\n'); "
-    "from clrope.device.probe import main; main(sys.argv[1], sys.argv[2])"
+    "import importlib; importlib.import_module(sys.argv[4]).main(sys.argv[1], sys.argv[2])"
 )
 #: What the child is doing before any driver is loaded.
 STARTING = "starting"
@@ -29,13 +29,17 @@ IMPORTING = "importing PyOpenCL"
 
 @dataclass(frozen=True)
 class ChildResult:
-    """How a child ended: its answer, or in words why there is none and what it was doing."""
+    """How a child ended: its answer, or in words why there is none and what it was doing.
+
+    entries: all else it wrote before it ended, in order.
+    """
 
     outcome: Outcome
     answer: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
     stage: str = ""
     output: str = ""
+    entries: list[dict[str, Any]] = field(default_factory=list)
 
 
 def available() -> bool:
@@ -52,11 +56,21 @@ def time_limit() -> float:
         return 60.0
 
 
-def run(job: Mapping[str, Any], env: Mapping[str, str | None] | None = None) -> ChildResult:
-    """Run `clrope.device.probe` on `job` with changes `env` to the environment (None removes a variable)."""
+def run(
+    job: Mapping[str, Any],
+    env: Mapping[str, str | None] | None = None,
+    *,
+    module: str = "clrope.device.probe",
+    limit: float | None = None,
+) -> ChildResult:
+    """Run `main` of `module` on `job` with changes `env` to the environment (None removes a variable).
+
+    It writes one JSON object a line: `{"stage": ...}`, `{"answer": ...}` or others. limit: seconds it may take; it may
+    set itself a shorter one by SIGALRM, which counts as a timeout too.
+    """
     if not available():
         return ChildResult("unavailable", reason="no Python executable to start a child process with")
-    limit = time_limit()
+    limit = time_limit() if limit is None else limit
     environment = {**os.environ, "PYTHONWARNINGS": "ignore", "PYOPENCL_NO_CACHE": "1"}
     for name, value in (env or {}).items():
         if value is None:
@@ -70,13 +84,14 @@ def run(job: Mapping[str, Any], env: Mapping[str, str | None] | None = None) -> 
         with open(log_path, "wb") as log:
             try:
                 process = subprocess.Popen(
-                    [sys.executable, "-c", _BOOT, job_path, result_path, "\n".join(p or os.getcwd() for p in sys.path)],
+                    [sys.executable, "-c", _BOOT, job_path, result_path,
+                     "\n".join(p or os.getcwd() for p in sys.path), module],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=environment,
                     start_new_session=True,  # so that a hanging driver's own helpers go with it
-                )
+                )  # fmt: skip
             except OSError as error:
                 return ChildResult("unavailable", reason=f"could not start a child process: {error}")
             try:
@@ -86,18 +101,21 @@ def run(job: Mapping[str, Any], env: Mapping[str, str | None] | None = None) -> 
             finally:
                 if process.poll() is None:
                     _end(process)
-        stages, answer = _read_result(result_path)
+        stages, answer, entries = _read_result(result_path)
         output = Path(log_path).read_bytes()[-4000:].decode(errors="replace").strip()
     stage = stages[-1] if stages else STARTING
     if code is None:
-        return ChildResult("timeout", {}, f"no answer in {limit:g} s while {stage}", stage, output)
+        return ChildResult("timeout", {}, f"no answer in {limit:g} s while {stage}", stage, output, entries)
+    if code < 0 and signal_name(-code) == "SIGALRM":
+        return ChildResult("timeout", {}, f"no end in the time it was given while {stage}", stage, output, entries)
     if code < 0:
-        return ChildResult("crash", {}, f"the driver crashed with {signal_name(-code)} while {stage}", stage, output)
+        reason = f"the driver crashed with {signal_name(-code)} while {stage}"
+        return ChildResult("crash", {}, reason, stage, output, entries)
     if code or answer is None:
         last = output.splitlines()[-1] if output else "no output"
         outcome: Outcome = "unavailable" if stage in (STARTING, IMPORTING) else "error"
-        return ChildResult(outcome, {}, f"exit status {code} while {stage}: {last}", stage, output)
-    return ChildResult("ok", answer, "", stage, output)
+        return ChildResult(outcome, {}, f"exit status {code} while {stage}: {last}", stage, output, entries)
+    return ChildResult("ok", answer, "", stage, output, entries)
 
 
 def signal_name(number: int) -> str:
@@ -117,9 +135,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _read_result(path: str) -> tuple[list[str], dict[str, Any] | None]:
-    # One JSON object a line: {"stage": ...} as the work goes on, {"answer": ...} at its end.
+def _read_result(path: str) -> tuple[list[str], dict[str, Any] | None, list[dict[str, Any]]]:
+    # One JSON object a line: {"stage": ...} as the work goes on, {"answer": ...} at its end, others as a job has them.
     stages: list[str] = []
+    entries: list[dict[str, Any]] = []
     answer = None
     with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -129,4 +148,6 @@ def _read_result(path: str) -> tuple[list[str], dict[str, Any] | None]:
                     stages.append(entry["stage"])
                 elif "answer" in entry:
                     answer = entry["answer"]
-    return stages, answer
+                else:
+                    entries.append(entry)
+    return stages, answer, entries

@@ -311,14 +311,16 @@ def _positions(x: Tensor, position_ids: Tensor | None, offset: Tensor | None, st
     """Return the positions of every token before the scale, int64, expanded to [batch, ..., seq_len]."""
     batch, seq = int(x.shape[0]), int(x.shape[-2])
     if position_ids is not None:
-        allowed = (1, 2, x.dim() - 1)
-        if position_ids.dim() not in allowed:
-            raise ShapeError(
-                f"position_ids: got shape {list(position_ids.shape)}, allowed are [{seq}], [{batch}, {seq}], or rank "
-                f"{x.dim() - 1}, broadcastable to {list(x.shape[:-1])}"
-            )
         wide = _int64("position_ids", position_ids, 0)
-        return _broadcast("position_ids", _over_lead(wide, x.dim()), x.shape[:-1])
+        if wide.dim() in (1, 2, x.dim() - 1):
+            try:
+                return _over_lead(wide, x.dim()).expand(*x.shape[:-1])
+            except RuntimeError:
+                pass
+        raise ShapeError(
+            f"position_ids: got shape {list(position_ids.shape)}, allowed are [{seq}], [{batch}, {seq}], or rank "
+            f"{x.dim() - 1} and broadcastable to {list(x.shape[:-1])}"
+        )
     if offset is None:
         first = torch.tensor(start, dtype=torch.int64)
     else:
@@ -327,7 +329,7 @@ def _positions(x: Tensor, position_ids: Tensor | None, offset: Tensor | None, st
         first = offset
     wide = _int64("offset", first, max(0, seq - 1))
     where = wide.reshape(-1, 1) + torch.arange(seq, dtype=torch.int64)
-    return _broadcast("offset", _over_lead(where, x.dim()), x.shape[:-1])
+    return _over_lead(where, x.dim()).expand(*x.shape[:-1])
 
 
 def _over_lead(positions: Tensor, rank: int) -> Tensor:

@@ -1,15 +1,26 @@
-"""The spellings of the rotation kernel: one table of what exists, and the safe choice for a device without tuning.
+"""The spellings of the rotation kernel: what exists, where each one fits, and the safe one for an unknown device.
 
-A variant changes how the work is written down, never a bit of the result. A new spelling is one more field value here
-and its lines in `kernels/`.
+A variant changes how the work is written down, never a bit of the result. A new spelling is one more field value here,
+its lines in `kernels/`, and a line in `candidates.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from math import gcd
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from ..layout import DTYPES, TensorView
+
+if TYPE_CHECKING:
+    from ..schedule.geometry import Geometry
 
 Pairing = Literal["normal", "neox"]
+KernelName = Literal["rows", "strided"]
+Access = Literal["builtin", "clang", "integer"]
+Store = Literal["plain", "nontemporal"]
+Alignment = int | Callable[[], int]
 
 #: Compiler options per storage type.
 STORAGE_OPTIONS = {
@@ -18,6 +29,41 @@ STORAGE_OPTIONS = {
     "f32": "-DSTORAGE_F32",
     "f64": "-DSTORAGE_F64",
 }
+WIDTHS = (1, 2, 4, 8, 16)
+#: Pairs up to which cos and sin of a token are kept in a work-item's private memory.
+MOST_PREPARED = 1024
+#: What every driver aligns its own buffers to (CL_DEVICE_MEM_BASE_ADDR_ALIGN is at least 128 bytes on a full profile).
+BUFFER_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a launch's tensors lie, as far as it decides which spellings fit.
+
+    x, y: views whose offsets count from the start of their buffers. x_alignment, y_alignment: bytes that the start of
+    each buffer is known to be aligned to, or a function that finds out (it is asked only if the answer matters).
+    full_tables: the tables hold cos and sin for both elements of each pair.
+    """
+
+    x: TensorView
+    y: TensorView
+    geometry: Geometry
+    in_place: bool = False
+    x_alignment: Alignment = BUFFER_ALIGNMENT
+    y_alignment: Alignment = BUFFER_ALIGNMENT
+    full_tables: bool = False
+
+    def aligned_to(self, view: TensorView, alignment: Alignment) -> int:
+        """Return the bytes to which every place at which a run of vectors begins in the view is aligned."""
+        g = self.geometry
+        steps = [step for step, length in zip(view.strides[:3], view.shape[:3], strict=True) if length > 1]
+        places = [view.offset, *steps, g.window]
+        if g.pairing == "neox":
+            places.append(g.pairs)
+        if g.rest and not self.in_place:
+            places.append(2 * g.pairs)
+        start = alignment if isinstance(alignment, int) else alignment()
+        return gcd(start, *(place * view.itemsize for place in places))
 
 
 @dataclass(frozen=True)
@@ -25,20 +71,34 @@ class Variant:
     """One spelling.
 
     kernel:         'rows' (whole heads by vectors; the last axis must be dense) or 'strided' (any strides, by element).
-    width:          pairs rotated at once ('rows'); 'normal' pairs load twice as many elements.
+    width:          elements of a vector ('rows'), 1, 2, 4, 8 or 16; without `prepared`, 'normal' pairs load twice as
+                    many, and 16 is none for them.
     access:         'builtin' (vload, vload_half, convert_), 'clang' (pointers to vectors and clang's conversions, for
                     drivers that compile the builtins to calls), or 'integer' (f16 only: builtin loads, conversion by
                     integer arithmetic in registers).
+    store:          'plain' or 'nontemporal' (past the cache; needs outputs aligned to the vector).
     prepared:       the number of pairs is compiled in, and each work-item brings the token's cos and sin into the order
                     of its vectors once for all of its heads ('rows').
-    store:          'plain' or 'nontemporal' (past the cache; needs outputs aligned to the vector).
+    heads_per_item: heads of one token that a work-item rotates ('rows'), at most; 0: by the number of tokens.
     """
 
-    kernel: Literal["rows", "strided"] = "rows"
+    kernel: KernelName = "rows"
     width: int = 4
-    access: Literal["builtin", "clang", "integer"] = "builtin"
-    store: Literal["plain", "nontemporal"] = "plain"
+    access: Access = "builtin"
+    store: Store = "plain"
     prepared: bool = False
+    heads_per_item: int = 0
+
+    def __post_init__(self) -> None:
+        allowed: dict[str, tuple[Any, ...]] = {
+            "kernel": get_args(KernelName), "width": WIDTHS, "access": get_args(Access), "store": get_args(Store),
+            "prepared": (False, True),
+        }  # fmt: skip
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"{name}: got {getattr(self, name)!r}, allowed are {', '.join(map(str, values))}")
+        if self.heads_per_item < 0:
+            raise ValueError(f"heads_per_item: got {self.heads_per_item}, allowed are 0 and more")
 
     def source(self, pairing: Pairing) -> tuple[str, str]:
         """Return (file under `kernels/`, kernel name)."""
@@ -63,18 +123,122 @@ class Variant:
             out.append("-DFULL_TABLES")
         return tuple(out)
 
+    @property
+    def spelling(self) -> Variant:
+        """The variant without what changes only how work is divided: one compiled text."""
+        return replace(self, heads_per_item=0)
+
+    def step_pairs(self, dtype: str, pairing: Pairing) -> int:
+        """Return the pairs that one round of the vector loop rotates ('rows')."""
+        if not self.prepared:
+            return self.width
+        if pairing == "normal":
+            return self.width if dtype == "bf16" else max(1, self.width // 2)
+        return 2 * self.width if dtype == "bf16" else self.width
+
+    def store_bytes(self, dtype: str, pairing: Pairing) -> int:
+        """Return the bytes of the widest vector that is stored at once ('rows')."""
+        doubled = dtype == "bf16" if self.prepared else pairing == "normal"
+        return self.width * DTYPES[dtype].itemsize * (2 if doubled else 1)
+
+    def misfit(self, place: Placement) -> str:
+        """Return why this spelling cannot be launched there, in words; '' if it can."""
+        if self.kernel == "strided":
+            return ""
+        pairing = place.geometry.pairing
+        dtype = place.x.dtype
+        if pairing is None:
+            return "kernel: the pairs of input and output lie differently, only 'strided' can do that"
+        if not (place.x.last_axis_dense and place.y.last_axis_dense):
+            return "kernel: the last axis is not dense, only 'strided' can do that"
+        if self.prepared:
+            if place.full_tables:
+                return "prepared: the tables are full ones"
+            if place.geometry.pairs > MOST_PREPARED:
+                return f"prepared: {place.geometry.pairs} pairs, at most {MOST_PREPARED} are kept in private memory"
+            if self.width == 1:
+                return "prepared: needs a width of 2 or more"
+            if dtype == "bf16" and any(
+                place.aligned_to(view, alignment) % 4
+                for view, alignment in ((place.x, place.x_alignment), (place.y, place.y_alignment))
+            ):
+                return "prepared: bf16 is read two at a time, which needs even places"
+        if self.width == 16 and not self.prepared and pairing == "normal":
+            return "width: 16 pairs of neighbours would be a vector of 32"
+        if self.width > 1 and self.step_pairs(dtype, pairing) > place.geometry.pairs:
+            return f"width: {place.geometry.pairs} pairs do not fill one round of vectors"
+        if self.store == "nontemporal":
+            size, have = self.store_bytes(dtype, pairing), place.aligned_to(place.y, place.y_alignment)
+            if have % size:
+                return f"store: vectors of {size} bytes, the output's are aligned to {have}"
+        return ""
+
+    def fits(self, place: Placement) -> bool:
+        """Whether this spelling can be launched there and does something by vectors."""
+        return not self.misfit(place)
+
+    def fitted(self, place: Placement) -> Variant:
+        """Return this spelling if it fits, else the nearest that does.
+
+        Nearest, one thing at a time until it fits: what the message of `misfit` names gives way. `kernel` to 'strided',
+        `prepared` to False (and 'normal' to half the width, so that vectors stay as long as they were), `store` to
+        'plain', `width` to the next smaller one.
+        """
+        variant = self
+        while reason := variant.misfit(place):
+            field = reason.partition(":")[0]
+            if field == "kernel":
+                return Variant(kernel="strided")
+            if field == "prepared":
+                halved = place.geometry.pairing == "normal" and variant.width > 1
+                variant = replace(variant, prepared=False, width=variant.width // 2 if halved else variant.width)
+            elif field == "store":
+                variant = replace(variant, store="plain")
+            else:
+                variant = replace(variant, width=variant.width // 2)
+        return variant
+
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Variant:
+        """Return the variant of `to_dict`; `ValueError` for anything else."""
+        if not isinstance(data, Mapping) or set(data) != {field.name for field in fields(cls)}:
+            raise ValueError(f"variant: got {data!r}")
+        if type(data["width"]) is not int or type(data["heads_per_item"]) is not int:
+            raise ValueError(f"variant: got {data!r}")
+        return cls(**data)
+
+    def __str__(self) -> str:
+        if self.kernel == "strided":
+            return "strided" if self.access == "builtin" else f"strided {self.access}"
+        return " ".join(self._words())
+
+    def _words(self) -> Iterator[str]:
+        yield f"rows{self.width}"
+        yield self.access
+        if self.prepared:
+            yield "prepared"
+        if self.store != "plain":
+            yield self.store
+        if self.heads_per_item:
+            yield f"heads<={self.heads_per_item}"
+
+
+#: Nothing has to be known for this one: any strides, no vectors.
+STRIDED = Variant(kernel="strided")
 
 
 def default_variant(kind: str, dtype: str, pairing: Pairing) -> Variant:
     """Return the spelling for a device kind ('cpu', 'gpu', 'accelerator', ...) that nothing is known of.
 
-    CPUs: vectors of 32 bytes of the computing type. Wider ones change the calling convention on a CPU without AVX-512
-    (`docs/drivers.md`), and that is where drivers were seen to fail. Others: element by element, neighbours together.
+    CPUs: vectors of 32 bytes of the computing type, with OpenCL's own functions only. Wider ones change the calling
+    convention on a CPU without AVX-512, and that is where drivers were seen to fail. Others: element by element,
+    neighbours together.
     """
     if kind != "cpu":
-        return Variant(kernel="strided")
+        return STRIDED
     elements = 4 if dtype == "f64" else 8
     return Variant(width=elements // 2 if pairing == "normal" else elements)

@@ -266,7 +266,7 @@ class Plan:
         self._device_arrays = [a for i, a in enumerate(arrays) if not any(a is b for b in arrays[:i])]
 
     def _step(self, part: Part, chunk: Chunk, x: tuple[Any, TensorView], y: tuple[Any, TensorView]) -> None:
-        variant = part.rotation.variant_for(self.device, x[1], y[1], self._variant)
+        variant = part.rotation.variant_for(self.device, x, y, self._variant)
         self._steps.append(_Step(part, chunk, x, y, variant))
 
     def _chunks(self, part: Part, fits: Any, most: int | None = None) -> list[Chunk]:

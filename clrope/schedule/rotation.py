@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..layout import TensorView
 from ..program.build import program
-from ..program.variants import Variant, default_variant
+from ..program.chooser import choose
+from ..program.variants import BUFFER_ALIGNMENT, Placement, Variant
 from .geometry import Geometry
 from .launch import Launch, local_size_for
 from .tables import Tables
@@ -33,12 +35,33 @@ class Rotation:
     forward: bool
     in_place: bool
 
-    def variant_for(self, device: DeviceInfo, x: TensorView, y: TensorView, preferred: Variant | None) -> Variant:
-        """Return the preferred spelling, or the safe one, or the strided one where the views need it."""
-        pairing = self.geometry.pairing
-        if pairing is None or not (x.last_axis_dense and y.last_axis_dense):
-            return Variant(kernel="strided")
-        return preferred or default_variant(device.kind, x.dtype, pairing)
+    def variant_for(
+        self,
+        device: DeviceInfo,
+        x: tuple[pyopencl.Buffer, TensorView],
+        y: tuple[pyopencl.Buffer, TensorView],
+        preferred: Variant | None,
+    ) -> Variant:
+        """Return the preferred spelling, or the chooser's, as it fits these buffers and views."""
+        place = self._place(x, y)
+        return choose(device, place) if preferred is None else preferred.fitted(place)
+
+    def _place(
+        self,
+        x: tuple[pyopencl.Buffer, TensorView],
+        y: tuple[pyopencl.Buffer, TensorView],
+        full_tables: bool = False,
+    ) -> Placement:
+        (x_buffer, xv), (y_buffer, yv) = x, y
+        return Placement(
+            xv,
+            yv,
+            self.geometry,
+            self.in_place,
+            lambda: _alignment(x_buffer),
+            lambda: _alignment(y_buffer),
+            full_tables,
+        )
 
     def launch(
         self,
@@ -51,6 +74,8 @@ class Rotation:
         row_stride: int,
     ) -> Launch:
         """Bind a launch; views' offsets count from the start of their buffers. row_stride: 0 or tokens per batch."""
+        if tables.full:  # which the variant was chosen without knowing
+            variant = variant.fitted(self._place(x, y, full_tables=True))
         g = self.geometry
         (x_buffer, xv), (y_buffer, yv) = x, y
         batches, tokens, heads, head_dim = xv.shape
@@ -70,7 +95,9 @@ class Rotation:
                  tables.cosine, tables.sine, i64(row_stride), i32(tokens), i32(g.pairs), i32(g.window), direction,
                  i32(g.step), i32(g.distance), i32(g.out_step), i32(g.out_distance), i32(slots), i32(per_item)],
             )  # fmt: skip
-        per_item = _heads_per_item(device, batches * tokens, heads, head_dim * xv.itemsize)
+        per_item = min(heads, variant.heads_per_item) or _heads_per_item(
+            device, batches * tokens, heads, head_dim * xv.itemsize
+        )
         return Launch(
             built,
             name,
@@ -88,3 +115,15 @@ def _heads_per_item(device: DeviceInfo, tokens: int, heads: int, head_bytes: int
     wanted = max(1, device.compute_units * _ITEMS_PER_UNIT)
     groups = min(heads, max(1, -(-wanted // max(1, tokens))))
     return min(heads, max(-(-heads // groups), -(-_LEAST_ITEM_BYTES // head_bytes)))
+
+
+def _alignment(buffer: pyopencl.Buffer) -> int:
+    """Return the bytes, up to 64, that the start of a buffer is aligned to: over host memory, the memory's own."""
+    import pyopencl as cl
+
+    if not isinstance(buffer, cl.MemoryObjectHolder):
+        return 1  # shared virtual memory of a caller's allocator
+    if not buffer.flags & cl.mem_flags.USE_HOST_PTR:
+        return BUFFER_ALIGNMENT
+    address: int = buffer.get_host_array((1,), np.uint8).__array_interface__["data"][0]
+    return gcd(BUFFER_ALIGNMENT, address)

@@ -28,6 +28,13 @@ def test_random_calls(device: clrope.DeviceInfo, rng: np.random.Generator) -> No
             assert np.array_equal(bits(call.a), bits(got)), f"in place: {call}"
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_limits(device: clrope.DeviceInfo, rng: np.random.Generator, dtype: str) -> None:
+    a = rng.uniform(-1, 1, (2, 40, 4, 64)).astype(DTYPES[dtype])
+    call = Call(a, rng.integers(0, 1 << 20, 40, dtype=np.int32), None, 64, 2, None, PLAIN)
+    assert nmse(call.run(device=device.index), call.want()) <= limit(a)
+
+
 def test_devices_agree(devices: tuple[clrope.DeviceInfo, ...], rng: np.random.Generator) -> None:
     for angles in ("exact", "ggml"):
         for call in calls(rng, 20, highest=131072):
@@ -77,7 +84,8 @@ def test_other_kinds_of_array(device: clrope.DeviceInfo, rng: np.random.Generato
     import pyopencl as cl
     import pyopencl.array as cla
 
-    queue = cl.CommandQueue(cl.Context([device.cl_device]))
+    context = cl.Context([device.cl_device])  # kept: a queue of Intel's runtime does not hold its context
+    queue = cl.CommandQueue(context)
     for call in calls(rng, 10):
         want = call.run(device=device.index)
         assert np.array_equal(bits(call.run(cla.to_device(queue, call.a)).get()), bits(want)), call

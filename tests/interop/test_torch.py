@@ -68,9 +68,14 @@ def close(got, want, dtype):
     assert got.shape == want.shape
     assert got.is_contiguous()
     assert not got.isnan().any(), f"{int(got.isnan().sum())} elements were not written"
-    power = float((want**2).sum())
-    nmse = float(((got.double() - want) ** 2).sum()) / power
-    assert nmse <= LIMITS[dtype], f"NMSE {nmse:.3g}, {LIMITS[dtype]:.3g} is allowed"
+    error = (got.double() - want).abs()
+    # Half a unit of the result's last place, and what float32 (float64) arithmetic leaves where terms cancel.
+    slack = 1e-12 if dtype == torch.float64 else 1e-6
+    worst = float((error - torch.finfo(dtype).eps / 2 * want.abs()).max())
+    assert worst <= slack, f"an element is off by {worst:.3g} more than its rounding"
+    if want.numel() >= 2000 or dtype in (torch.float32, torch.float64):  # else too few for a mean of roundings
+        nmse = float((error**2).sum() / (want**2).sum())
+        assert nmse <= LIMITS[dtype], f"NMSE {nmse:.3g}, {LIMITS[dtype]:.3g} is allowed"
 
 
 def strided(x, rng):
@@ -82,9 +87,11 @@ def strided(x, rng):
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])
 def test_random_cases(device, rng, gen, dtype, interleaved):
-    for _ in range(12):
+    for case in range(12):
         rank = int(rng.integers(3, 7))
         shape = [*rng.integers(1, 4, rank - 2).tolist(), int(rng.integers(1, 8)), 2 * int(rng.integers(1, 12))]
+        if case == 0:
+            rank, shape = 4, [2, 8, 33, 80]
         batch, seq, embed = shape[0], shape[-2], shape[-1]
         dims = None if rng.random() < 0.4 else 2 * int(rng.integers(1, 14))
         n = embed if dims is None else min(dims, embed)
@@ -94,7 +101,7 @@ def test_random_cases(device, rng, gen, dtype, interleaved):
         x = strided(rand(gen, *shape, dtype=dtype), rng)
         module = RoPE(scale, base, dims, interleaved)
         source = str(rng.choice(["nothing", "int", "offset", "offsets", "ids", "ids per batch", "ids in full"]))
-        print(dict(shape=shape, dims=dims, scale=scale, base=base, freqs=freqs, source=source, strides=x.stride()))
+        print(f"{shape=} {dims=} {scale=} {base=} {freqs=} {source=} strides={x.stride()}")
         where, arguments = torch.arange(seq), {}
         if source == "int":
             arguments = {"offset": int(rng.integers(-100, 5000))}
@@ -174,7 +181,6 @@ def test_positions_are_exact_however_large(device, rng, gen):
             [(first + s) * mpmath.mpf(scale) * mpmath.mpf(base) ** (-mpmath.mpf(i) / 8) for i in range(8)]
             for s in range(6)
         ]
-        cos, sin = (torch.tensor([[float(f(t)) for t in row] for row in theta]) for f in (mpmath.cos, mpmath.sin))
         cos, sin = (torch.tensor([[float(f(t)) for t in row] for row in theta], dtype=torch.float64)
                     for f in (mpmath.cos, mpmath.sin))  # fmt: skip
     close(RoPE(scale, base)(x, offset=first), expected(x, cos, sin, 16, False), torch.float32)

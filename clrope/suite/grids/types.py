@@ -67,6 +67,8 @@ class TypeLine:
 class TypeTrial:
     """x is [1, tokens, 1, HEAD]; the output is poisoned and lies between guards."""
 
+    # Asking whether a signalling NaN is a NaN is an invalid operation to ml_dtypes.
+    @np.errstate(invalid="ignore")
     def __init__(self, line: TypeLine, seed: int) -> None:
         self.line = line
         rng = generator(seed, line.label)
@@ -108,6 +110,7 @@ class TypeTrial:
         self.rotated = rotated
         self.digest = digest_of([self.want])
 
+    @np.errstate(invalid="ignore")
     def run(self, device: DeviceInfo) -> Outcome:
         """Run on the device and compare every bit."""
         from ...api import rope

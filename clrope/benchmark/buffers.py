@@ -1,0 +1,188 @@
+"""Sets of input and output memory, so many that by the time one comes again it is no longer in any cache.
+
+All tensors of a set lie in one block, one behind the other: ceilings copy the block, rotations use the tensors.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..layout import DTYPES
+from .workloads import LINE, Workload
+
+if TYPE_CHECKING:
+    import pyopencl
+
+    from ..device import DeviceInfo
+
+#: Bytes that all sets together have at least, and as a multiple of the largest cache.
+LEAST_BYTES = 256 << 20
+CACHE_MULTIPLE = 4
+MOST_SETS = 64
+#: What outputs hold before they are checked: finite, large and unlikely in every type.
+POISON = 0x5A
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@lru_cache(maxsize=1)
+def host_cache_bytes() -> int:
+    """Return the size of the largest cache of this machine's CPU, 0 if it cannot be read."""
+    largest = 0
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text(encoding="ascii").strip()
+        number = int(text.rstrip("KMG") or 0)
+        largest = max(largest, number << {"K": 10, "M": 20, "G": 30}.get(text[-1:], 0))
+    return largest
+
+
+def sets_needed(bytes_per_set: int, cache_bytes: int, cached: bool) -> int:
+    """Return how many sets it takes; 1 if data may stay in the cache."""
+    if cached:
+        return 1
+    wanted = max(LEAST_BYTES, CACHE_MULTIPLE * cache_bytes)
+    return max(1, min(MOST_SETS, -(-wanted // bytes_per_set)))
+
+
+def block_bytes(workload: Workload) -> int:
+    """Return the bytes of one side of a set, rounded up to whole cache lines."""
+    return -(-workload.tensor_bytes // LINE) * LINE
+
+
+def sides(workload: Workload) -> int:
+    """Return 1 in place, 2 out of place."""
+    return 1 if workload.in_place else 2
+
+
+@dataclass(eq=False)
+class Inputs:
+    """The block of input values of a workload, made once from a seed; every set begins as a copy of it."""
+
+    workload: Workload
+    block: Bytes
+
+    @property
+    def tensors(self) -> list[npt.NDArray[Any]]:
+        """The tensors, views of the block."""
+        return tensors_of(self.workload, self.block)
+
+
+def make_inputs(workload: Workload, seed: int) -> Inputs:
+    """Return uniform values in [-1, 1] in the workload's type."""
+    rng = np.random.default_rng(seed)
+    block = aligned(block_bytes(workload))
+    dtype = DTYPES[workload.dtype]
+    count = workload.tensor_bytes // dtype.itemsize
+    values = block[: workload.tensor_bytes].view(dtype)
+    for first in range(0, count, 1 << 22):
+        part = values[first : first + (1 << 22)]
+        part[...] = (rng.random(part.shape, dtype=np.float32) * 2 - 1).astype(dtype)
+    return Inputs(workload, block)
+
+
+def tensors_of(workload: Workload, block: Bytes) -> list[npt.NDArray[Any]]:
+    """Return the tensors [B, S, N, D] in a block."""
+    out, at = [], 0
+    dtype = DTYPES[workload.dtype]
+    for shape in workload.tensors:
+        size = int(np.prod(shape)) * dtype.itemsize
+        out.append(block[at : at + size].view(dtype).reshape(shape))
+        at += size
+    return out
+
+
+def aligned(size: int, to: int = 4096) -> Bytes:
+    """Return poisoned bytes that begin on a page."""
+    raw = np.full(size + to, POISON, np.uint8)
+    first = -raw.__array_interface__["data"][0] % to
+    return raw[first : first + size]
+
+
+class HostSets:
+    """Sets in the host's memory: `x[i]` and `y[i]` are lists of tensors (the same ones in place)."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        workload = inputs.workload
+        self.inputs = inputs
+        per_set = sides(workload) * block_bytes(workload)
+        self.count = sets_needed(per_set, host_cache_bytes(), workload.cached)
+        self.x_blocks = [aligned(inputs.block.size) for _ in range(self.count)]
+        self.y_blocks = self.x_blocks if workload.in_place else [aligned(inputs.block.size) for _ in range(self.count)]
+        self.x = [tensors_of(workload, block) for block in self.x_blocks]
+        self.y = self.x if workload.in_place else [tensors_of(workload, block) for block in self.y_blocks]
+        for number in range(self.count):
+            self.reset(number)
+
+    def reset(self, number: int) -> None:
+        """Put the input values into a set and poison into its output."""
+        if self.y_blocks[number] is not self.x_blocks[number]:
+            self.y_blocks[number].fill(POISON)
+        self.x_blocks[number][...] = self.inputs.block
+
+
+class DeviceSets:
+    """Sets in a device's memory: `x[i]`, `y[i]` are lists of OpenCL arrays, `x_blocks[i]`, `y_blocks[i]` the buffers."""
+
+    def __init__(self, queue: pyopencl.CommandQueue, device: DeviceInfo, inputs: Inputs) -> None:
+        import pyopencl as cl
+
+        workload = inputs.workload
+        self.queue, self.inputs = queue, inputs
+        per_set = sides(workload) * block_bytes(workload)
+        cache = max(host_cache_bytes() if device.kind == "cpu" else 0, int(queue.device.global_mem_cache_size or 0))
+        self.count = sets_needed(per_set, cache, workload.cached)
+        size = block_bytes(workload)
+
+        def buffers() -> list[Any]:
+            return [cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size) for _ in range(self.count)]
+
+        self.x_blocks = buffers()
+        self.y_blocks = self.x_blocks if workload.in_place else buffers()
+        self.x = [self._arrays(buffer, queue) for buffer in self.x_blocks]
+        self.y = self.x if workload.in_place else [self._arrays(buffer, queue) for buffer in self.y_blocks]
+        for number in range(self.count):
+            self.reset(number)
+
+    def _arrays(self, buffer: Any, queue: pyopencl.CommandQueue) -> list[Any]:
+        import pyopencl.array as cla
+
+        out, at = [], 0
+        dtype = DTYPES[self.inputs.workload.dtype]
+        for shape in self.inputs.workload.tensors:
+            out.append(cla.Array(queue, shape, dtype, data=buffer, offset=at))
+            at += int(np.prod(shape)) * dtype.itemsize
+        return out
+
+    def on_queue(self, queue: pyopencl.CommandQueue) -> tuple[list[list[Any]], list[list[Any]]]:
+        """Return (x, y) as arrays of the same buffers on another queue of the context."""
+        x = [self._arrays(buffer, queue) for buffer in self.x_blocks]
+        return x, (x if self.inputs.workload.in_place else [self._arrays(b, queue) for b in self.y_blocks])
+
+    def reset(self, number: int) -> None:
+        """Put the input values into a set and poison into its output."""
+        import pyopencl as cl
+
+        if self.y_blocks[number] is not self.x_blocks[number]:
+            cl.enqueue_copy(self.queue, self.y_blocks[number], np.full(self.inputs.block.size, POISON, np.uint8))
+        cl.enqueue_copy(self.queue, self.x_blocks[number], self.inputs.block)
+        self.queue.finish()
+
+    def read(self, number: int) -> Bytes:
+        """Return the output block of a set."""
+        import pyopencl as cl
+
+        out = np.empty(self.inputs.block.size, np.uint8)
+        cl.enqueue_copy(self.queue, out, self.y_blocks[number])
+        return out
+
+
+def usable_cpus() -> int:
+    """Return the number of processors this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

@@ -1,0 +1,40 @@
+// What memory allows: copying and scaling in place, without any other work, and a kernel that does nothing.
+//
+// W: words of 32 bits in a vector. VECTORS: read and write by pointers to vectors instead of vload and vstore.
+// A work-item moves `each` vectors that lie one behind the other, at most up to `vectors`.
+
+#define PASTE_(a, b) a##b
+#define PASTE(a, b) PASTE_(a, b)
+#define UINTS PASTE(uint, W)
+#define FLOATS PASTE(float, W)
+
+#ifdef VECTORS
+#define LOAD(type, k, p) (((__global const PASTE(type, W) *)(p))[k])
+#define STORE(type, v, k, p) (((__global PASTE(type, W) *)(p))[k] = (v))
+#else
+#define LOAD(type, k, p) PASTE(vload, W)(k, p)
+#define STORE(type, v, k, p) PASTE(vstore, W)(v, k, p)
+#endif
+
+__kernel void copy(__global const uint *x, __global uint *y, const ulong vectors, const ulong each) {
+  const ulong first = get_global_id(0) * each, last = min(first + each, vectors);
+  for (ulong k = first; k < last; ++k)
+    STORE(uint, LOAD(uint, k, x), k, y);
+}
+
+#ifdef STREAM
+__kernel void stream(__global const uint *x, __global uint *y, const ulong vectors, const ulong each) {
+  const ulong first = get_global_id(0) * each, last = min(first + each, vectors);
+  for (ulong k = first; k < last; ++k)
+    __builtin_nontemporal_store(LOAD(uint, k, x), (__global UINTS *)y + k);
+}
+#endif
+
+// The compiler cannot know that the factor is 1, with which nothing changes however often it is applied.
+__kernel void scale(__global float *y, const float factor, const ulong vectors, const ulong each) {
+  const ulong first = get_global_id(0) * each, last = min(first + each, vectors);
+  for (ulong k = first; k < last; ++k)
+    STORE(float, LOAD(float, k, y) * factor, k, y);
+}
+
+__kernel void nothing(__global uint *y) {}

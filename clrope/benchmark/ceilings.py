@@ -1,0 +1,258 @@
+"""How fast a device moves bytes, and how fast it does nothing: what the rotation is measured against.
+
+Every kind (the driver's copy, a copy kernel, one with non-temporal stores, scaling in place) is tried in several
+spellings on the very buffers of the workload; the best few of each are then timed in turn with the rotation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ..errors import BuildError
+from ..program.build import build
+from .buffers import Bytes, DeviceSets
+from .contender import Contender, WrongResultError, failure
+
+if TYPE_CHECKING:
+    import pyopencl
+
+    from ..device import DeviceInfo
+
+Name = Literal["copy", "stream", "scale"]
+WIDTHS = (4, 8, 16)
+#: Bytes that a work-item moves. On CPUs, where a work-item is a thread's turn; elsewhere neighbours take neighbours.
+CPU_CHUNKS = (1 << 10, 1 << 12, 1 << 14, 1 << 16)
+#: Spellings of a kind that stay for the rounds.
+KEPT = 2
+TRIES = 4
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How a kernel is written: words per vector, access, bytes per work-item (0: one vector), work-group size."""
+
+    name: Name
+    width: int
+    access: Literal["vload", "vector"]
+    chunk: int
+    local: int | None
+
+    def __str__(self) -> str:
+        each = f" {self.chunk >> 10} KiB" if self.chunk else ""
+        group = f" group {self.local}" if self.local not in (None, 1) else ""
+        return f"{self.name} {self.access}{self.width}{each}{group}"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Compiler options."""
+        stream = ("-DSTREAM",) if self.name == "stream" else ()
+        return (f"-DW={self.width}", *(("-DVECTORS",) if self.access == "vector" else ()), *stream)
+
+
+def spellings(name: Name, kind: str) -> list[Spelling]:
+    """Return the spellings to try on a device of that kind."""
+    if kind == "cpu":
+        return [
+            Spelling(name, width, access, chunk, 1)
+            for width, access, chunk in itertools.product(WIDTHS, ("vload", "vector"), CPU_CHUNKS)
+        ]
+    return [
+        Spelling(name, width, "vector", 0, local) for width, local in itertools.product((1, 2, 4, 8, 16), (64, 256))
+        if width > 1
+    ]  # fmt: skip
+
+
+def source() -> str:
+    """Return the text of the kernels."""
+    return (Path(__file__).parent / "ceilings.cl").read_text(encoding="utf-8")
+
+
+class Ceilings:
+    """The ceilings of one device; programs, and which spellings are the best for how many bytes, are remembered."""
+
+    def __init__(self, device: DeviceInfo, queue: pyopencl.CommandQueue, label: str) -> None:
+        self._device, self._queue, self._label = device, queue, label
+        self._programs: dict[tuple[str, ...], Any] = {}
+        self._best: dict[tuple[Name, int, int], list[Spelling]] = {}
+        self.notes: dict[str, str] = {}
+
+    def contenders(self, sets: DeviceSets) -> tuple[list[Contender], list[dict[str, Any]]]:
+        """Return what fits the workload of the sets: three ways to copy out of place, scaling in place; and failures."""
+        if sets.inputs.workload.in_place:
+            return self._kernels("scale", sets)
+        copies, failures = [self._driver_copy(sets)], []
+        names: tuple[Name, ...] = ("copy", "stream")
+        for name in names:
+            made, failed = self._kernels(name, sets)
+            copies += made
+            failures += failed
+        return copies, failures
+
+    def _driver_copy(self, sets: DeviceSets) -> Contender:
+        import pyopencl as cl
+
+        queue, size = self._queue, sets.inputs.block.size
+
+        def call(i: int) -> Any:
+            event = cl.enqueue_copy(queue, sets.y_blocks[i], sets.x_blocks[i], byte_count=size)
+            queue.finish()
+            return [event]
+
+        return Contender(
+            "ceiling", "enqueue_copy", call, lambda: _check_copy(sets, call), sets.count, 2 * size, self._label
+        )
+
+    def _kernels(self, name: Name, sets: DeviceSets) -> tuple[list[Contender], list[dict[str, Any]]]:
+        size = sets.inputs.block.size
+        key = (name, size, sets.count)
+        known = self._best.get(key)
+        tried: list[tuple[float, Contender, Spelling]] = []
+        reasons: dict[str, str] = {}
+        for spelling in known if known is not None else spellings(name, self._device.kind):
+            try:
+                contender = self._kernel(spelling, sets)
+                contender.check()
+            except (BuildError, WrongResultError) as error:
+                reasons[str(spelling)] = str(error).strip().splitlines()[-1]
+                continue
+            tried.append((0.0 if known is not None else _quick(contender), contender, spelling))
+        # By time alone: spellings cannot be compared.
+        tried.sort(key=lambda entry: entry[0])
+        kept = tried[:KEPT]
+        self._best[key] = [spelling for _, _, spelling in kept]
+        self.notes.update(reasons)
+        if not kept:
+            why = "; ".join(f"{s}: {r}" for s, r in reasons.items())
+            return [], [failure("ceiling", name, "error", why or "no spelling", self._label)]
+        return [contender for _, contender, _ in kept], []
+
+    def _program(self, options: tuple[str, ...]) -> Any:
+        if options not in self._programs:
+            self._programs[options] = build(self._queue.context, self._queue.device, source(), options)
+        return self._programs[options]
+
+    def _kernel(self, spelling: Spelling, sets: DeviceSets) -> Contender:
+        import pyopencl as cl
+
+        size = sets.inputs.block.size
+        vectors = size // (4 * spelling.width)
+        each = max(1, spelling.chunk // (4 * spelling.width))
+        items = -(-vectors // each)
+        local = (spelling.local,) if spelling.local is not None and items % spelling.local == 0 else None
+        queue, program = self._queue, self._program(spelling.options)
+        numbers = [np.uint64(vectors), np.uint64(each)]
+        kernels = []
+        for x, y in zip(sets.x_blocks, sets.y_blocks, strict=True):
+            kernel = cl.Kernel(program, spelling.name)
+            kernel.set_args(*([y, np.float32(1)] if spelling.name == "scale" else [x, y]), *numbers)
+            kernels.append(kernel)
+
+        def call(i: int) -> Any:
+            event = cl.enqueue_nd_range_kernel(queue, kernels[i], (items,), local)
+            queue.finish()
+            return [event]
+
+        def check() -> None:
+            if spelling.name != "scale":
+                return _check_copy(sets, call)
+            return self._check_scale(sets, kernels[0], call)
+
+        return Contender("ceiling", spelling.name, call, check, sets.count, 2 * size, self._label, str(spelling))
+
+    def _check_scale(self, sets: DeviceSets, kernel: Any, call: Callable[[int], Any]) -> None:
+        before = sets.inputs.block.view(np.float32)
+        for factor in (2.0, 1.0):
+            sets.reset(0)
+            kernel.set_arg(1, np.float32(factor))
+            call(0)
+            with np.errstate(all="ignore"):
+                wrong = _different(sets.read(0).view(np.float32), before * np.float32(factor))
+            sets.reset(0)
+            if wrong:
+                raise WrongResultError(f"{wrong} of {before.size} words are not {factor} times what they were")
+
+    def launches(self, queue: pyopencl.CommandQueue) -> list[Contender]:
+        """Return launches of an empty kernel with everything bound before: by the loader's C functions, by PyOpenCL."""
+        import pyopencl as cl
+
+        kernel = cl.Kernel(self._program(("-DW=4",)), "nothing")
+        buffer = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 64)
+        kernel.set_args(buffer)
+
+        def by_pyopencl(_: int) -> None:
+            cl.enqueue_nd_range_kernel(queue, kernel, (1,), (1,))
+            queue.finish()
+
+        out = []
+        try:
+            library = ctypes.CDLL(self._device.loader)
+            enqueue, finish = library.clEnqueueNDRangeKernel, library.clFinish
+        except (OSError, AttributeError) as error:
+            self.notes["raw launch"] = f"the loader {Path(self._device.loader).name!r} cannot be called: {error}"
+        else:
+            pointer, one = ctypes.c_void_p, (ctypes.c_size_t * 1)(1)
+            enqueue.argtypes = [pointer, pointer, ctypes.c_uint, pointer, pointer, pointer, ctypes.c_uint, pointer,
+                                pointer]  # fmt: skip
+            finish.argtypes = [pointer]
+            # buffer: a kernel's arguments are not kept alive by OpenCL.
+            handles = pointer(queue.int_ptr), pointer(kernel.int_ptr), buffer
+
+            def raw(_: int) -> None:
+                code = enqueue(handles[0], handles[1], 1, None, one, one, 0, None, None)
+                if code or finish(handles[0]):
+                    raise RuntimeError(f"clEnqueueNDRangeKernel: error {code}")
+
+            out.append(Contender("launch", "raw launch", raw, lambda: raw(0), 1, 0, self._label))
+        out.append(Contender("launch", "pyopencl launch", by_pyopencl, lambda: by_pyopencl(0), 1, 0, self._label))
+        return out
+
+
+def _quick(contender: Contender) -> float:
+    times = []
+    for _ in range(TRIES):
+        number = contender.next_set()
+        start = time.perf_counter()
+        contender.call(number)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _check_copy(sets: DeviceSets, call: Callable[[int], Any]) -> None:
+    number = sets.count - 1
+    sets.reset(number)
+    call(number)
+    wrong = _different(sets.read(number).view(np.uint32), sets.inputs.block.view(np.uint32))
+    if wrong:
+        raise WrongResultError(f"{wrong} of {sets.inputs.block.size // 4} words were not copied")
+
+
+def _different(got: Any, want: Any) -> int:
+    # Bit patterns of other types may be NaN as floats.
+    a, b = got.view(np.uint32), want.view(np.uint32)
+    if np.array_equal(a, b):
+        return 0
+    with np.errstate(all="ignore"):
+        return int(np.count_nonzero((a != b) & ~(np.isnan(got.view(np.float32)) & np.isnan(want.view(np.float32)))))
+
+
+def host_copy(x_blocks: list[Bytes], y_blocks: list[Bytes]) -> Contender:
+    """Return the host's own copy, by one thread: `numpy.copyto`, which is memcpy."""
+
+    def call(i: int) -> None:
+        np.copyto(y_blocks[i], x_blocks[i])
+
+    def check() -> None:
+        y_blocks[0].fill(0x5A)
+        call(0)
+        if not np.array_equal(y_blocks[0], x_blocks[0]):
+            raise WrongResultError("numpy.copyto did not copy")
+
+    return Contender("host", "memcpy", call, check, len(x_blocks), 2 * x_blocks[0].size)

@@ -1,0 +1,150 @@
+"""`Contender`: a call that is timed in turn with others, and the rounds in which that happens."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .samples import stats
+
+Kind = Literal["clrope", "ceiling", "launch", "host", "peer"]
+#: Seconds of work in a row that one contender gets in a round.
+BLOCK_S = 0.03
+#: Seconds to wait at most for threads of the one before that still spin.
+SETTLE_S = 0.5
+
+
+class WrongResultError(Exception):
+    """What a contender computed is not the rotation; the message says how far off it is."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why there is nothing to time."""
+
+    reason: str
+
+
+@dataclass(eq=False)
+class Contender:
+    """One call on several sets of buffers in turn.
+
+    call:     rotates set i (or copies it, or launches nothing) and returns when that is done: OpenCL events with
+              profiling times, or None.
+    check:    runs the call on some sets and returns the error (NMSE); raises `WrongResultError`.
+    profiled: a call as `call` on a queue that takes times, where `call`'s own does not.
+    """
+
+    kind: Kind
+    name: str
+    call: Callable[[int], Any]
+    check: Callable[[], float | None]
+    sets: int = 1
+    bytes: int = 0
+    device: str | None = None
+    spelling: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+    profiled: Callable[[int], Any] | None = None
+    nmse: float | None = None
+    wall: list[int] = field(default_factory=list)
+    cpu: list[int] = field(default_factory=list)
+    event: list[int] = field(default_factory=list)
+    _turn: int = 0
+    _in_a_row: int = 1
+
+    def next_set(self) -> int:
+        """Return the number of the buffer set that was not used for longest."""
+        self._turn = (self._turn + 1) % self.sets
+        return self._turn
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry of a result file."""
+        out: dict[str, Any] = {"kind": self.kind, "name": self.name, "status": "ok", "bytes": self.bytes}
+        if self.device is not None:
+            out["device"] = self.device
+        if self.spelling:
+            out["spelling"] = self.spelling
+        if self.nmse is not None:
+            out["nmse"] = float(f"{self.nmse:.3g}")
+        for name in ("wall", "cpu", "event"):
+            found = stats(getattr(self, name))
+            if found is not None:
+                out[name] = found.to_dict()
+        return out | self.details
+
+
+def failure(kind: Kind, name: str, status: str, reason: str, device: str | None = None) -> dict[str, Any]:
+    """Return the entry of something that was not timed. status: 'refused', 'wrong' or 'error'."""
+    out: dict[str, Any] = {"kind": kind, "name": name, "status": status, "reason": reason}
+    return out if device is None else out | {"device": device}
+
+
+def settle(limit_s: float = SETTLE_S) -> None:
+    """Wait until this process uses no CPU: thread pools of several libraries spin for a while after a call."""
+    end = time.perf_counter() + limit_s
+    while time.perf_counter() < end:
+        before = time.process_time()
+        time.sleep(0.001)
+        if time.process_time() - before < 0.0003:
+            return
+
+
+def event_ns(events: Any) -> int | None:
+    """Return nanoseconds from the first event's start to the last one's end, None if the driver took no times."""
+    if not events:
+        return None
+    import pyopencl as cl
+
+    try:
+        return int(max(e.profile.end for e in events) - min(e.profile.start for e in events))
+    except cl.Error:
+        return None
+
+
+def warm_up(contender: Contender, calls: int) -> None:
+    """Find how many calls in a row it gets: enough to be past the first, not more than `calls`."""
+    took = min(_timed(contender, record=False) for _ in range(2))
+    contender._in_a_row = max(1, min(calls, int(BLOCK_S * 1e9 / max(1, took))))
+
+
+def rounds(contenders: Sequence[Contender], count: int, waited: Callable[[], None] | None = None) -> None:
+    """Time the contenders in turn, A B C A B C, `count` rounds. Each one's first call of a round does not count."""
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(count):
+            for contender in contenders:
+                settle()
+                _timed(contender, record=False)
+                for _ in range(contender._in_a_row):
+                    _timed(contender, record=True)
+                if contender.profiled is not None:
+                    for _ in range(max(2, contender._in_a_row // 10)):
+                        taken = event_ns(contender.profiled(contender.next_set()))
+                        if taken is not None:
+                            contender.event.append(taken)
+            if waited is not None:
+                waited()
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _timed(contender: Contender, *, record: bool) -> int:
+    number, call = contender.next_set(), contender.call
+    cpu = time.process_time_ns()
+    start = time.perf_counter_ns()
+    events = call(number)
+    wall = time.perf_counter_ns() - start
+    cpu = time.process_time_ns() - cpu
+    if record:
+        contender.wall.append(wall)
+        contender.cpu.append(cpu)
+        taken = event_ns(events)
+        if taken is not None:
+            contender.event.append(taken)
+    return wall

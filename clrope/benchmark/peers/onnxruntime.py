@@ -1,0 +1,82 @@
+"""ONNX Runtime: its RotaryEmbedding operator on the CPU, inputs and outputs bound to the task's memory."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..contender import Refused
+from . import Prepared, Task, installed
+
+name = "onnxruntime"
+_ELEMENT = {"f32": 1, "f16": 10}  # onnx.TensorProto.FLOAT, FLOAT16
+
+
+def version() -> str | None:
+    """Return ONNX Runtime's version; the package onnx is needed to write the model down."""
+    return installed("onnxruntime") if installed("onnx") else None
+
+
+def prepare(task: Task) -> Prepared | Refused:
+    """Return a run of one session a tensor shape, with tensors as [B, S, N * D], the order they have in memory."""
+    if task.workload.in_place:
+        return Refused("the operator has no in-place form")
+    if task.workload.dtype not in _ELEMENT:
+        return Refused("the operator has no bfloat16 on CPUs")
+    rows = np.arange(task.cos.shape[0], dtype=np.int64).reshape(-1, task.workload.tensors[0][1])
+    batch = task.workload.tensors[0][0]
+    ids = np.ascontiguousarray(np.broadcast_to(rows, (batch, rows.shape[1])))
+    dtype = task.x[0][0].dtype
+    cos, sin = task.cos.astype(dtype), task.sin.astype(dtype)
+    sessions = [_session(task, shape) for shape in task.workload.tensors]
+    bindings: list[list[tuple[Any, Any]]] = []
+    for xs, ys in zip(task.x, task.y, strict=True):
+        bound = []
+        for session, x, y in zip(sessions, xs, ys, strict=True):
+            binding = session.io_binding()
+            for key, array in (("x", _flat(x)), ("ids", ids), ("cos", cos), ("sin", sin)):
+                binding.bind_input(key, "cpu", 0, array.dtype, array.shape, array.__array_interface__["data"][0])
+            out = _flat(y)
+            binding.bind_output("y", "cpu", 0, out.dtype, out.shape, out.__array_interface__["data"][0])
+            bound.append((session, binding))
+        bindings.append(bound)
+    # Only addresses were bound.
+    kept = (ids, cos, sin)
+
+    def call(i: int, kept: Any = kept) -> None:
+        for session, binding in bindings[i]:
+            session.run_with_iobinding(binding)
+
+    return Prepared(call)
+
+
+def _flat(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return x.reshape(x.shape[0], x.shape[1], -1)
+
+
+def _session(task: Task, shape: tuple[int, int, int, int]) -> Any:
+    onnx: Any = importlib.import_module("onnx")
+    ort: Any = importlib.import_module("onnxruntime")
+    make = onnx.helper
+    element, (batch, seq, heads, head_dim) = _ELEMENT[task.workload.dtype], shape
+    partial = task.rotated < head_dim
+    attributes = {"interleaved": int(task.interleaved), "num_heads": heads}
+    if partial:
+        attributes["rotary_embedding_dim"] = task.rotated
+    node = make.make_node("RotaryEmbedding", ["x", "cos", "sin", "ids"], ["y"], **attributes)
+    flat = [batch, seq, heads * head_dim]
+    inputs = [
+        make.make_tensor_value_info("x", element, flat),
+        make.make_tensor_value_info("cos", element, list(task.cos.shape)),
+        make.make_tensor_value_info("sin", element, list(task.sin.shape)),
+        make.make_tensor_value_info("ids", onnx.TensorProto.INT64, [batch, seq]),
+    ]
+    graph = make.make_graph([node], "rope", inputs, [make.make_tensor_value_info("y", element, flat)])
+    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 23)], ir_version=10)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = task.threads
+    options.log_severity_level = 4
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

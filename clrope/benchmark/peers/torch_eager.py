@@ -1,0 +1,76 @@
+"""torch, eager, on the CPU: rotation as model code writes it, a new tensor for every result."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...layout import DTYPES
+from ..contender import Refused
+from . import Prepared, Task, installed
+
+name = "torch_eager"
+
+
+def version() -> str | None:
+    """Return torch's version."""
+    return installed("torch")
+
+
+def prepare(task: Task) -> Prepared | Refused:
+    """Return a call of the eager function."""
+    return prepare_with(task, lambda function: function)
+
+
+def prepare_with(task: Task, transform: Callable[[Any], Any]) -> Prepared | Refused:
+    """Return a call of the function, compiled or not."""
+    if task.workload.in_place:
+        return Refused("model code makes new tensors")
+    torch: Any = importlib.import_module("torch")
+    torch.set_num_threads(task.threads)
+    n = task.rotated
+    tables = []
+    for table in (task.cos, task.sin):
+        # Tables of both elements of each pair, in the tensors' type, as model code has them.
+        both = np.repeat(table, 2, axis=1) if task.interleaved else np.concatenate([table, table], axis=1)
+        tables.append(torch.from_numpy(task.broadcast(both)).to(_dtype(torch, task.workload.dtype)))
+    cos, sin = tables
+
+    def turned(x: Any) -> Any:
+        if task.interleaved:
+            return torch.stack((-x[..., 1::2], x[..., 0::2]), dim=-1).flatten(-2)
+        return torch.cat((-x[..., n // 2 :], x[..., : n // 2]), dim=-1)
+
+    def rotate(x: Any, cos: Any, sin: Any) -> Any:
+        part = x[..., :n]
+        done = part * cos + turned(part) * sin
+        return done if n == x.shape[-1] else torch.cat((done, x[..., n:]), dim=-1)
+
+    function = transform(rotate)
+    tensors = [[_tensor(torch, x) for x in xs] for xs in task.x]
+
+    def call(i: int) -> Any:
+        with torch.no_grad():
+            return [function(x, cos, sin) for x in tensors[i]]
+
+    return Prepared(call, lambda results: _arrays(torch, results))
+
+
+def _dtype(torch: Any, dtype: str) -> Any:
+    return {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[dtype]
+
+
+def _tensor(torch: Any, x: npt.NDArray[Any]) -> Any:
+    if x.dtype == DTYPES["bf16"]:
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(x)
+
+
+def _arrays(torch: Any, results: Sequence[Any]) -> list[npt.NDArray[Any]]:
+    return [
+        r.view(torch.int16).numpy().view(DTYPES["bf16"]) if r.dtype == torch.bfloat16 else r.numpy() for r in results
+    ]

@@ -1,0 +1,138 @@
+"""This package as a contender: plans on OpenCL arrays, and calls on NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..operation import Rope
+from .buffers import DeviceSets, HostSets, tensors_of
+from .contender import Contender
+from .validation import Judge
+
+if TYPE_CHECKING:
+    import pyopencl
+
+#: Position arrays that a `fresh` workload goes through: more than the tables that are kept.
+FRESH = 12
+
+
+def _pack(tensors: Sequence[Any]) -> Any:
+    return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+
+def _plans(op: Rope, x: Sequence[Sequence[Any]], y: Sequence[Sequence[Any]], workload: Any) -> list[Any]:
+    positions = workload.position_array()
+    return [
+        op.plan(_pack(inputs), positions, forward=workload.forward, out=_pack(outputs))
+        for inputs, outputs in zip(x, y, strict=True)
+    ]
+
+
+def _taken(outputs: Sequence[Any]) -> list[Any]:
+    """Return the events of a run and forget them, as waiting for an array would."""
+    events = [event for array in outputs for event in array.events]
+    for array in outputs:
+        del array.events[:]
+    return events
+
+
+def on_device(sets: DeviceSets, profiled: pyopencl.CommandQueue, judge: Judge, label: str) -> Contender:
+    """Return `plan.run()` on OpenCL arrays, one plan a set. Where latency counts, on a queue that takes no times."""
+    workload, queue = sets.inputs.workload, sets.queue
+    fresh = [workload.position_array(7 * i) for i in range(FRESH)] if workload.fresh else []
+    turn = 0
+
+    def caller(
+        queue: pyopencl.CommandQueue, x: Sequence[Any], y: Sequence[Any]
+    ) -> tuple[list[Any], Callable[[int], Any]]:
+        plans = _plans(Rope(workload.config, queue), x, y, workload)
+
+        def call(i: int) -> Any:
+            plans[i].run()
+            queue.finish()
+            return _taken(y[i])
+
+        def call_fresh(i: int) -> Any:
+            nonlocal turn
+            turn = (turn + 1) % FRESH
+            plans[i].run(positions=fresh[turn])
+            queue.finish()
+            return _taken(y[i])
+
+        return plans, call_fresh if fresh else call
+
+    plans, call = caller(queue, sets.x, sets.y)
+    check_plans = plans
+
+    def check() -> float:
+        worst = 0.0
+        for number in {0, sets.count - 1}:
+            sets.reset(number)
+            if fresh:
+                check_plans[number].run(positions=fresh[0])
+            else:
+                check_plans[number].run()
+            queue.finish()
+            _taken(sets.y[number])
+            worst = max(worst, judge(tensors_of(workload, sets.read(number))))
+            sets.reset(number)
+        return worst
+
+    seen: dict[str, dict[str, Any]] = {}
+    for variant in plans[0].variants:
+        seen.setdefault(repr(variant), variant.to_dict())
+    details = {"variants": list(seen.values()), "launches": plans[0].launches}
+    timed = None
+    if profiled is not queue:
+        timed = caller(profiled, *sets.on_queue(profiled))[1]
+    return Contender(
+        "clrope", "arrays", call, check, sets.count, workload.bytes_moved, label, details=details, profiled=timed
+    )
+
+
+def on_host(sets: HostSets, queue: pyopencl.CommandQueue, judge: Judge, label: str) -> list[Contender]:
+    """Return calls on NumPy arrays: a plan's run, `rope(..., out=)`, and `rope(...)` with a new array for the result."""
+    workload = sets.inputs.workload
+    op = Rope(workload.config, queue)
+    plans = _plans(op, sets.x, sets.y, workload)
+    positions = workload.position_array()
+    tensors = [(_pack(x), _pack(y)) for x, y in zip(sets.x, sets.y, strict=True)]
+
+    def run(i: int) -> None:
+        plans[i].run()
+
+    def given(i: int) -> None:
+        op(tensors[i][0], positions, workload.forward, out=tensors[i][1])
+
+    def new(i: int) -> Any:
+        op(tensors[i][0], positions, workload.forward)
+
+    def check(call: Callable[[int], Any]) -> Callable[[], float]:
+        def checked() -> float:
+            worst = 0.0
+            for number in {0, sets.count - 1}:
+                sets.reset(number)
+                call(number)
+                worst = max(worst, judge(sets.y[number]))
+                sets.reset(number)
+            return worst
+
+        return checked
+
+    def check_new() -> float:
+        got = op(tensors[0][0], positions, workload.forward)
+        results: list[npt.NDArray[Any]] = [np.asarray(y) for y in (got if isinstance(got, tuple) else (got,))]
+        return judge(results)
+
+    moved = workload.bytes_moved
+    out = [
+        Contender("clrope", "numpy plan.run", run, check(run), sets.count, moved, label),
+        Contender("clrope", "numpy out=", given, check(given), sets.count, moved, label),
+    ]
+    if not workload.in_place:
+        out.append(Contender("clrope", "numpy new", new, check_new, sets.count, moved, label))
+    return out

@@ -1,0 +1,69 @@
+"""Judging a result before it is timed: some tokens against the float64 reference, all of them by their norms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import reference
+from ..compare import compare
+from .buffers import Inputs
+from .contender import WrongResultError
+
+#: Elements that are compared with the reference.
+SAMPLED = 250_000
+#: Normalised squared error allowed: rounding to the type, and for peers their angles and tables too (tables in the
+#: tensors' own type, angles by repeated float32 multiplication). Results of this package are far below.
+LIMITS = {"f32": 2e-6, "f16": 2e-6, "bf16": 4e-5}
+#: Relative error of a head's norm that rounding explains.
+NORMS = {"f32": 1e-3, "f16": 1e-2, "bf16": 4e-2}
+
+
+class Judge:
+    """The right values of one workload."""
+
+    def __init__(self, inputs: Inputs, seed: int, *, start: int = 0) -> None:
+        workload = inputs.workload
+        self._dtype = workload.dtype
+        batch, seq = workload.tensors[0][:2]
+        per_token = batch * max(n * d for _, _, n, d in workload.tensors)
+        count = max(1, min(seq, SAMPLED // per_token))
+        drawn = np.random.default_rng(seed).choice(seq, count, replace=False)
+        # The ends are where cutting into chunks goes wrong.
+        self._tokens = np.unique(np.append(drawn, [0, seq - 1]))
+        positions = workload.position_array(start)[..., self._tokens]
+        self._want = [
+            reference.rope(x[:, self._tokens], positions, workload.config, workload.forward) for x in inputs.tensors
+        ]
+        self._norms = [_norms(x) for x in inputs.tensors]
+
+    def __call__(self, got: Sequence[npt.NDArray[Any]]) -> float:
+        """Return the NMSE of the tensors; raise `WrongResultError`."""
+        worst = 0.0
+        for number, (y, want, norms) in enumerate(zip(got, self._want, self._norms, strict=True)):
+            if y.shape[0] != want.shape[0] or y.shape[2:] != want.shape[2:]:
+                raise WrongResultError(f"tensor {number} has shape {list(y.shape)}")
+            found = compare(np.ascontiguousarray(y[:, self._tokens]), want)
+            if not found.nmse <= LIMITS[self._dtype]:
+                raise WrongResultError(f"tensor {number}, sampled tokens: {found}")
+            with np.errstate(all="ignore"):
+                off = np.abs(_norms(y) / norms - 1)
+            if not off.max() <= NORMS[self._dtype]:
+                first = [int(i) for i in np.unravel_index(int(np.argmax(~(off <= NORMS[self._dtype]))), off.shape)]
+                raise WrongResultError(f"tensor {number}: the norm of head {first} (batch, token, head) has changed")
+            worst = max(worst, found.nmse)
+        return worst
+
+
+def _norms(x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Return the sum of squares of every head: rotation keeps it. In parts, to need little memory."""
+    out = np.empty(x.shape[:3], np.float32)
+    for b in range(x.shape[0]):
+        for s in range(0, x.shape[1], 256):
+            part = x[b, s : s + 256].astype(np.float32)
+            with np.errstate(all="ignore"):
+                np.einsum("snd,snd->sn", part, part, out=out[b, s : s + 256])
+    return out
