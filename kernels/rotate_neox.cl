@@ -21,12 +21,12 @@
   REAL c[PAIRS] __attribute__((aligned(64)));                                                                          \
   REAL s[PAIRS] __attribute__((aligned(64)));                                                                          \
   for (int i = 0; i < PREPARED_PAIRS; i += 2 * W) {                                                                    \
-    const VEC(REAL, DOUBLED(W)) cs = VLOAD(DOUBLED(W), REAL, cosine + i);                                              \
-    const VEC(REAL, DOUBLED(W)) sn = VLOAD(DOUBLED(W), REAL, sine + i) * direction;                                    \
-    *(VEC(REAL, W) *)(c + i) = cs.even;                                                                                \
-    *(VEC(REAL, W) *)(c + i + W) = cs.odd;                                                                             \
-    *(VEC(REAL, W) *)(s + i) = sn.even;                                                                                \
-    *(VEC(REAL, W) *)(s + i + W) = sn.odd;                                                                             \
+    const VEC(REAL, W) c0 = VLOAD(W, REAL, cosine + i), c1 = VLOAD(W, REAL, cosine + i + W);                           \
+    const VEC(REAL, W) s0 = VLOAD(W, REAL, sine + i) * direction, s1 = VLOAD(W, REAL, sine + i + W) * direction;       \
+    *(VEC(REAL, W) *)(c + i) = (VEC(REAL, W))(c0.even, c1.even);                                                       \
+    *(VEC(REAL, W) *)(c + i + W) = (VEC(REAL, W))(c0.odd, c1.odd);                                                     \
+    *(VEC(REAL, W) *)(s + i) = (VEC(REAL, W))(s0.even, s1.even);                                                       \
+    *(VEC(REAL, W) *)(s + i + W) = (VEC(REAL, W))(s0.odd, s1.odd);                                                     \
   }
 #define ROTATE_PREPARED(x, y)                                                                                          \
   UNROLL for (int i = 0; i < PREPARED_PAIRS; i += 2 * W) {                                                             \

@@ -113,9 +113,9 @@ def test_chunks_change_nothing(device: clrope.DeviceInfo, case: Case, transfer: 
         plan = op.plan(built.x, built.positions, forward=case.forward, layout=case.layout, transfer=transfer)
     except clrope.DeviceError as error:
         # Elements of one token far apart: no smaller cut is possible where memory is used in place.
-        assert transfer == "map"
-        assert "one token alone does not fit" in str(error)
-        return
+        if transfer == "map" and "one token alone does not fit" in str(error):
+            return
+        raise
     got = plan.run()
     want = clrope.rope(whole.x, whole.positions, config, case.forward, layout=case.layout, device=device.index)
     assert same(got, want).all(), case
@@ -131,7 +131,8 @@ def test_back_is_the_transpose(device: clrope.DeviceInfo, case: Case) -> None:
     back = clrope.rope(there, built.positions, config, False, layout=case.layout, device=device.index)
     first, second = pair_indices(config)
     x, y = (canonical(a, case.layout).astype(np.float64) for a in (built.x_before, back))
-    magnitude = clrope.angles.magnitude_of(config)
+    table = clrope.angles.angle_table(config)
+    magnitude = float(table.ggml.magnitude) if config.angles == "ggml" else table.magnitude
     length = np.sqrt(x[..., first] ** 2 + x[..., second] ** 2)
     # cos and sin are right to 1e-7 of the magnitude, one side; results are rounded to the type twice.
     allowed = magnitude**2 * length * (4 * HALF_ULP[case.dtype] + (1e-6 if case.dtype != "f64" else 1e-14))

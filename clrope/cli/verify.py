@@ -48,8 +48,10 @@ def _verify(
 
     quiet = json_file == "-"
     view = _View(quiet)
-    report = verify(suite or ["seed"], device or [], seed=seed, text=text, started=view.start, done=view.add)
-    view.end()
+    try:
+        report = verify(suite or ["seed"], device or [], seed=seed, text=text, started=view.start, done=view.add)
+    finally:
+        view.end()
     if json_file is not None:
         _write_json(report, json_file)
     if not quiet:

@@ -1,19 +1,16 @@
-"""Named arrays in .npy, .npz and .safetensors files: mapped into memory where possible, written whole or not at all.
+"""Named arrays in .npy, .npz and .safetensors files, written whole or not at all.
 
 - A .npy file holds one array, called 'x' here.
 - bfloat16 is `ml_dtypes.bfloat16`. safetensors names the type. NumPy's formats do not know it and store two opaque
   bytes an element ('V2'); the rule here, in both directions: an unnamed two-byte void in .npy or .npz *is* bfloat16.
-- .npy and .safetensors are mapped read-only, so that a file larger than memory can be worked on in parts; .npz cannot.
+- .npy is mapped read-only, so that a file larger than memory can be worked on in parts; .npz and .safetensors are read.
 - A file is written beside its place under another name, then renamed over it.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import secrets
-import struct
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,18 +31,13 @@ SINGLE = "x"
 
 _FORMATS: dict[str, Format] = {".npy": "npy", ".npz": "npz", ".safetensors": "safetensors"}
 _BF16_IN_NUMPY = np.dtype("V2")
-_SAFETENSORS: dict[str, np.dtype[Any]] = {
-    **{f"F{bits}": np.dtype(f"<f{bits // 8}") for bits in (16, 32, 64)},
-    **{f"I{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
-    **{f"U{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
-    "BOOL": np.dtype(np.bool_),
-    "BF16": BFLOAT16,
-}
-_SAFETENSORS_NAMES = {dtype: name for name, dtype in _SAFETENSORS.items()}
+_WRITABLE = frozenset(
+    [np.dtype(np.bool_), BFLOAT16]
+    + [np.dtype(f"f{size}") for size in (2, 4, 8)]
+    + [np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)]
+)
 #: What parsing a damaged file raises.
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError)
-#: The format's own limit on its header.
-_MAX_HEADER = 100_000_000
 
 
 def format_of(path: str | os.PathLike[str]) -> Format:
@@ -64,7 +56,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
             return {SINGLE: _from_numpy(_load_npy(path))}
         if kind == "npz":
             return _read_npz(path)
-        return _read_safetensors(path)[0]
+        return _read_safetensors(path)
     except OSError as error:
         raise RopeError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (*_DAMAGED, zipfile.BadZipFile, EOFError) as error:
@@ -77,7 +69,7 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     if format_of(path) != "safetensors":
         return {}
     try:
-        return _read_safetensors(path)[1]
+        return _read_safetensors_metadata(path)
     except OSError as error:
         raise RopeError(f"{path}: cannot be read ({error.strerror or error})") from error
     except _DAMAGED as error:
@@ -103,14 +95,14 @@ def write_arrays(
     elif kind == "npz":
         _replace(path, lambda file: _write_npz(file, ready))
     else:
-        header, order = _safetensors_header(path, ready, metadata or {})
-        _replace(path, lambda file: _write_safetensors(file, header, ready, order))
+        _check_metadata(path, ready, metadata or {})
+        _replace(path, lambda file: _write_safetensors(file, ready, metadata or {}))
 
 
 def _storable(name: str, array: Array) -> Array:
     array = np.asarray(array)
     native = array.dtype.newbyteorder("=")
-    if native not in _SAFETENSORS_NAMES:
+    if native not in _WRITABLE:
         raise ShapeError(
             f"{name}: dtype {array.dtype} cannot be written; allowed are bool, the integers, float16, float32, float64 "
             "and bfloat16"
@@ -159,75 +151,41 @@ def _write_npz(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
                 _write_npy(entry, array)
 
 
-def _read_safetensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
-    """Map a .safetensors file: a 64-bit header length, a JSON header, then the tensors' bytes."""
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        head = file.read(8)
-        length = struct.unpack("<Q", head)[0] if len(head) == 8 else _MAX_HEADER
-        if length > min(_MAX_HEADER, size - 8):
-            raise ValueError("its header is longer than the file")
-        header = json.loads(file.read(length))
-    if not isinstance(header, dict):
-        raise ValueError("its header is not a JSON object")
-    metadata = header.pop("__metadata__", None) or {}
-    start, room = 8 + length, size - 8 - length
-    data: Array = np.empty(0, np.uint8)
-    if room:
-        data = np.asarray(np.memmap(path, dtype=np.uint8, mode="r", offset=start, shape=(room,)))
-    entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"][0])
-    return {name: _tensor(name, entry, data) for name, entry in entries}, dict(metadata)
+def _read_safetensors(path: Path) -> dict[str, Array]:
+    import safetensors
+
+    os.stat(path)  # its OSError carries the reason as such
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            return {name: np.asarray(file.get_tensor(name)) for name in file.offset_keys()}
+    except safetensors.SafetensorError as error:
+        raise ValueError(str(error)) from error
 
 
-def _tensor(name: str, entry: Mapping[str, Any], data: Array) -> Array:
-    dtype = _SAFETENSORS.get(entry["dtype"])
-    if dtype is None:
-        raise ValueError(f"tensor {name!r} has type {entry['dtype']}, known are {', '.join(_SAFETENSORS)}")
-    begin, end = entry["data_offsets"]
-    shape = tuple(entry["shape"])
-    if (
-        min(shape, default=0) < 0
-        or not 0 <= begin <= end <= data.shape[0]
-        or end - begin != math.prod(shape) * dtype.itemsize
-    ):
-        raise ValueError(f"tensor {name!r} of shape {list(shape)} does not fill bytes {begin} to {end}")
-    part = data[begin:end]
-    # Other writers need not align tensors to their type.
-    part = part if part.ctypes.data % dtype.itemsize == 0 else part.copy()
-    return part.view(dtype).reshape(shape)
+def _read_safetensors_metadata(path: Path) -> dict[str, str]:
+    import safetensors
+
+    os.stat(path)
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            return dict(file.metadata() or {})
+    except safetensors.SafetensorError as error:
+        raise ValueError(str(error)) from error
 
 
-def _safetensors_header(
-    path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str]
-) -> tuple[bytes, list[str]]:
-    # Wide types first, so that every tensor is aligned to its type.
-    order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
-    header: dict[str, Any] = {}
-    if metadata:
-        wrong = [key for key, value in metadata.items() if not isinstance(key, str) or not isinstance(value, str)]
-        if wrong:
-            raise ConfigError(f"{path}: metadata {wrong[0]!r} is not a string")
-        header["__metadata__"] = dict(metadata)
-    begin = 0
-    for name in order:
-        array = arrays[name]
-        if name == "__metadata__":
-            raise ShapeError("'__metadata__' cannot be the name of an array in a .safetensors file")
-        end = begin + array.nbytes
-        kind = _SAFETENSORS_NAMES[array.dtype]
-        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [begin, end]}
-        begin = end
-    text = json.dumps(header, separators=(",", ":")).encode("utf-8")
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text, order
+def _check_metadata(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
+    wrong = [key for key, value in metadata.items() if not isinstance(key, str) or not isinstance(value, str)]
+    if wrong:
+        raise ConfigError(f"{path}: metadata {wrong[0]!r} is not a string")
+    if "__metadata__" in arrays:
+        raise ShapeError("'__metadata__' cannot be the name of an array in a .safetensors file")
 
 
-def _write_safetensors(file: IO[bytes], header: bytes, arrays: Mapping[str, Array], order: list[str]) -> None:
-    file.write(header)
-    for name in order:
-        array = arrays[name]
-        little = array.dtype if array.dtype == BFLOAT16 else array.dtype.newbyteorder("<")
-        file.write(np.ascontiguousarray(array, dtype=little).reshape(-1).view(np.uint8).data)
+def _write_safetensors(file: IO[bytes], arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
+    from safetensors.numpy import save
+
+    dense = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
+    file.write(save(dense, metadata=dict(metadata) or None))
 
 
 def _replace(path: Path, write: Callable[[IO[bytes]], None]) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from .outcome import Purpose, Record
+from .outcome import SIZES, Purpose, Record
 from .source import kernel_hash
 from .variants import STRIDED, Pairing, Variant
 
@@ -98,7 +98,7 @@ def _look_up(records: dict[str, Any], device: DeviceInfo, dtype: str, pairing: P
 
 def purposes(dtype: str, pairing: Pairing) -> list[Purpose]:
     """Return all purposes of a storage type and pairing, the likeliest first."""
-    return [Purpose(dtype, pairing, in_place, size) for size in ("large", "small") for in_place in (False, True)]  # type: ignore[arg-type]
+    return [Purpose(dtype, pairing, in_place, size) for size in SIZES[::-1] for in_place in (False, True)]
 
 
 def save(device: DeviceInfo, records: Iterable[Record]) -> None:

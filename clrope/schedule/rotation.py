@@ -125,5 +125,5 @@ def _alignment(buffer: pyopencl.Buffer) -> int:
         return 1  # shared virtual memory of a caller's allocator
     if not buffer.flags & cl.mem_flags.USE_HOST_PTR:
         return BUFFER_ALIGNMENT
-    address: int = buffer.get_host_array((1,), np.uint8).__array_interface__["data"][0]
+    address: int = buffer.get_host_array((1,), np.dtype(np.uint8)).__array_interface__["data"][0]
     return gcd(BUFFER_ALIGNMENT, address)

@@ -19,20 +19,21 @@ NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40
 SCALED = 1.4245
 YARN = 0.7465
 
+Row = tuple[tuple[int, int, int, int], int, int]
 #: (ne_a, n_dims, mode), in every combination of scalings.
-_ALWAYS = [([128, 32, 2, 1], 128, NORMAL), ([64, 128, 2, 1], 64, NEOX)]
+_ALWAYS: list[Row] = [((128, 32, 2, 1), 128, NORMAL), ((64, 128, 2, 1), 64, NEOX)]
 #: Likewise, without scaling and in f32 only.
-_PLAIN = [
-    ([128, 40, 2, 1], 128, NORMAL), ([128, 52, 2, 1], 128, NORMAL), ([128, 64, 2, 1], 128, NORMAL),
-    ([16, 16, 8192, 1], 16, NORMAL),
-    ([64, 1, 2, 1], 64, NEOX), ([64, 71, 2, 1], 64, NEOX), ([64, 8, 2, 1], 64, NEOX),
-    *(([80, 32, tokens, 1], dims, mode) for mode in (NORMAL, NEOX) for dims, tokens in ((20, 2), (32, 2), (32, 4))),
-    ([16, 16, 8192, 1], 16, NEOX),
+_PLAIN: list[Row] = [
+    ((128, 40, 2, 1), 128, NORMAL), ((128, 52, 2, 1), 128, NORMAL), ((128, 64, 2, 1), 128, NORMAL),
+    ((16, 16, 8192, 1), 16, NORMAL),
+    ((64, 1, 2, 1), 64, NEOX), ((64, 71, 2, 1), 64, NEOX), ((64, 8, 2, 1), 64, NEOX),
+    *(((80, 32, tokens, 1), dims, mode) for mode in (NORMAL, NEOX) for dims, tokens in ((20, 2), (32, 2), (32, 4))),
+    ((16, 16, 8192, 1), 16, NEOX),
     *(
-        ([128, heads, 2, 1], dims, mode)
+        ((128, heads, 2, 1), dims, mode)
         for mode in (MROPE, IMROPE) for heads, dims in ((12, 128), (28, 128), (12, 20), (28, 32))
     ),
-    ([80, 16, 2, 1], 80, VISION), ([128, 16, 2, 1], 128, IMROPE), ([16, 16, 8192, 1], 16, IMROPE),
+    ((80, 16, 2, 1), 80, VISION), ((128, 16, 2, 1), 128, IMROPE), ((16, 16, 8192, 1), 16, IMROPE),
 ]  # fmt: skip
 _MODES = (NORMAL, NEOX, MROPE, IMROPE, VISION)
 
@@ -60,7 +61,7 @@ def _cases() -> Iterator[Case]:
                 base = Case(kind, (2, 1, 1, 1), 2, NORMAL, 512, fs, ef, af, ff, 0, forward=forward)
                 more = _PLAIN if (fs, ef, af, kind) == (1.0, 0.0, 1.0, "f32") else []
                 for (ne, dims, mode), view in product(_ALWAYS + more, (0, 1)):
-                    yield replace(base, ne_a=tuple(ne), n_dims=dims, mode=mode, v=view)
+                    yield replace(base, ne_a=ne, n_dims=dims, mode=mode, v=view)
                 for mode in _MODES:
                     yield replace(base, ne_a=(36, 16, 2457, 1), n_dims=36, mode=mode, v=2)
     for kind, mode, ff in product(("f32", "f16"), _MODES, (False, True)):

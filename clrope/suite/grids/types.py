@@ -77,8 +77,8 @@ class TypeTrial:
         rotated = HEAD
         if line.check == "turn":
             # Each value meets another one, drawn, as first and as second of a pair.
-            x = np.concatenate([values, rng.permutation(values)]).reshape(2, -1, pairs)
-            heads = np.concatenate([x, x[::-1]], axis=1)
+            both = np.concatenate([values, rng.permutation(values)]).reshape(2, -1, pairs)
+            heads = np.concatenate([both, both[::-1]], axis=1)
         elif line.check == "still":
             x = values.reshape(-1, pairs)
             zero = np.zeros_like(x)

@@ -1,0 +1,141 @@
+"""Result files: reading, checking, writing, and the figures that everything else is made from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, RopeError
+
+#: Raise the number when a reader of the old form would misread the new one; `results.schema.json` describes it.
+SCHEMA = "clrope.bench/1"
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of result files."""
+    loaded: dict[str, Any] = json.loads((Path(__file__).parent / "results.schema.json").read_text(encoding="utf-8"))
+    return loaded
+
+
+def write(result: dict[str, Any], where: str | Path) -> None:
+    """Write a result file, one entry a line; raise `RopeError` if that fails."""
+    try:
+        Path(where).write_text(text_of(result), encoding="utf-8")
+    except OSError as error:
+        raise RopeError(f"{where}: cannot be written ({error.strerror or error})") from error
+
+
+def text_of(result: dict[str, Any]) -> str:
+    """Return a result as JSON that people can read too: each entry of a workload on a line of its own."""
+    marks: list[str] = []
+
+    def mark(value: Any) -> str:
+        marks.append(json.dumps(value, allow_nan=False))
+        return f"@{len(marks) - 1}@"
+
+    records = [w | {"entries": [mark(e) for e in w["entries"]], "tensors": mark(w["tensors"])} for w in result["workloads"]]
+    body = json.dumps(result | {"workloads": records, "processes": [mark(p) for p in result["processes"]]}, indent=1, allow_nan=False)
+    for number, value in enumerate(marks):
+        body = body.replace(f'"@{number}@"', value, 1)
+    return body + "\n"
+
+
+def read(where: str | Path) -> dict[str, Any]:
+    """Return a result file's content; raise `ConfigError` if it is none, or one of another version."""
+    try:
+        data = json.loads(Path(where).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{where}: cannot be read ({error.strerror or error})") from error
+    except ValueError as error:
+        raise ConfigError(f"{where}: is no JSON: {error}") from error
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+        raise ConfigError(f"{where}: got schema {found!r}, allowed is {SCHEMA!r}")
+    missing = [key for key in schema()["required"] if key not in data]
+    if missing:
+        raise ConfigError(f"{where}: lacks {', '.join(missing)}")
+    return data
+
+
+def of_device(result: dict[str, Any], label: str) -> dict[str, Any]:
+    """Return the part of a result that concerns one device, peers and the host's own figures included."""
+
+    def kept(entry: dict[str, Any]) -> bool:
+        return entry.get("device", label) == label
+
+    records = [w | {"entries": [e for e in w["entries"] if kept(e)]} for w in result["workloads"]]
+    return result | {
+        "devices": {label: result["devices"][label]},
+        "workloads": records,
+        "processes": [p for p in result["processes"] if kept(p)],
+    }
+
+
+class Record:
+    """One workload of one result file, with the questions that reports ask.
+
+    Times are nanoseconds of a call by the statistic asked for ('median', 'min', ...): event times on GPUs, whose calls
+    take less than a launch, wall times elsewhere.
+    """
+
+    def __init__(self, result: dict[str, Any], workload: dict[str, Any]) -> None:
+        self.result = result
+        self.workload = workload
+        self.name: str = workload["name"]
+        self.family, self.dtype, self.mode, self.place, self.direction = self.name.split("/")
+
+    @property
+    def devices(self) -> list[str]:
+        """Labels of the devices that were measured here."""
+        return [label for label in self.result["devices"] if self.entries("clrope", "arrays", label)]
+
+    def entries(self, kind: str, name: str | None = None, device: str | None = None) -> list[dict[str, Any]]:
+        """Return the timed entries of a kind (and name, and device)."""
+        return [
+            e for e in self.workload["entries"]
+            if e["kind"] == kind and e["status"] == "ok" and name in (None, e["name"])
+            and (device is None or e.get("device") == device)
+        ]  # fmt: skip
+
+    def _basis(self, device: str | None) -> str:
+        return "event" if device is not None and self.result["devices"][device]["kind"] == "gpu" else "wall"
+
+    def time(self, entry: dict[str, Any], statistic: str = "median") -> float:
+        """Return nanoseconds of a call."""
+        basis = self._basis(entry.get("device"))
+        times = entry.get(basis) or entry["wall"]
+        return float(times[statistic])
+
+    def own(self, device: str, name: str = "arrays", statistic: str = "median") -> float | None:
+        """Return the time of this package's call on a device."""
+        found = self.entries("clrope", name, device)
+        return self.time(found[0], statistic) if found else None
+
+    def ceiling(self, device: str, statistic: str = "median") -> dict[str, Any] | None:
+        """Return the device's ceiling: the entry that moves most bytes a second."""
+        found = self.entries("ceiling", None, device)
+        return max(found, key=lambda e: e["bytes"] / self.time(e, statistic), default=None)
+
+    def rate(self, device: str, statistic: str = "median") -> float | None:
+        """Return this package's GB/s on a device."""
+        taken = self.own(device, statistic=statistic)
+        return self.workload["bytes_moved"] / taken if taken else None
+
+    def of_ceiling(self, device: str, statistic: str = "median") -> float | None:
+        """Return the part of the ceiling that is reached: bytes a second against bytes a second."""
+        top, rate = self.ceiling(device, statistic), self.rate(device, statistic)
+        return None if top is None or rate is None else rate / (top["bytes"] / self.time(top, statistic))
+
+    def against(self, peer: str, device: str, statistic: str = "median") -> float | None:
+        """Return how many times faster than a peer."""
+        found, taken = self.entries("peer", peer), self.own(device, statistic=statistic)
+        return self.time(found[0], statistic) / taken if found and taken else None
+
+
+def records(results: Iterable[dict[str, Any]]) -> Iterator[Record]:
+    """Yield the workloads of results, in their order."""
+    for result in results:
+        for workload in result["workloads"]:
+            yield Record(result, workload)

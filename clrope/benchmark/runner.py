@@ -1,0 +1,241 @@
+"""One run: for every workload, all contenders are prepared, checked, and timed in turn; what comes out is a result."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from ..device import DeviceInfo, context_for
+from ..device.select import ALIASES
+from ..errors import ConfigError, RopeError
+from . import processes
+from .buffers import DeviceSets, HostSets, Inputs, block_bytes, make_inputs, sides, usable_cpus
+from .ceilings import Ceilings, host_copy
+from .contender import Contender, Refused, WrongResultError, failure, rounds, warm_up
+from .environment import describe, environment, load
+from .peers import Peer, Prepared, contender, peers, task_of
+from .results import SCHEMA
+from .subject import on_device, on_host
+from .validation import Judge
+from .workloads import Workload
+
+if TYPE_CHECKING:
+    import pyopencl
+
+#: Called with the number of workloads done, how many there are, and what comes next.
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How much is measured. calls: at most so many in a row a round; peers: names, none for all that are installed.
+
+    tiny: short axes, everything is tried, no figure means anything. processes: also measure first calls and memory.
+    """
+
+    rounds: int = 9
+    calls: int = 5
+    latency_calls: int = 100
+    peers: tuple[str, ...] = ()
+    with_peers: bool = True
+    threads: int = 0
+    seed: int = 0
+    tiny: bool = False
+    processes: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "calls", "latency_calls"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: got {getattr(self, name)}, the least allowed is 1")
+
+
+@dataclass(eq=False)
+class Bench:
+    """A device on the bench: its queues (one that takes times, one that does not) and its ceilings."""
+
+    device: DeviceInfo
+    label: str
+    plain: pyopencl.CommandQueue
+    profiled: pyopencl.CommandQueue
+    ceilings: Ceilings
+
+
+def labels(devices: Sequence[DeviceInfo]) -> list[str]:
+    """Return short names of devices, all different: 'pocl', 'intel', 'nvidia', ..., with a number from the second on."""
+    out: list[str] = []
+    for device in devices:
+        known = [alias for alias, text in ALIASES.items() if text in device.platform.lower()]
+        base = known[0] if known else device.platform.split()[0].lower()
+        taken = sum(1 for label in out if label == base or label.startswith(f"{base}-"))
+        out.append(f"{base}-{taken + 1}" if taken else base)
+    return out
+
+
+def open_bench(device: DeviceInfo, label: str) -> Bench:
+    """Return queues of the device's own context, and nothing measured yet."""
+    import pyopencl as cl
+
+    context = context_for(device)
+    plain = cl.CommandQueue(context, device.cl_device)
+    profiled = cl.CommandQueue(
+        context, device.cl_device, properties=cl.command_queue_properties.PROFILING_ENABLE
+    )
+    return Bench(device, label, plain, profiled, Ceilings(device, profiled, label))
+
+
+def run(
+    workloads: Sequence[Workload],
+    devices: Sequence[DeviceInfo],
+    options: Options = Options(),  # noqa: B008 - frozen
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Measure and return the result, as `results.schema.json` describes it."""
+    options = replace(options, threads=options.threads or usable_cpus())
+    chosen = peers(options.peers) if options.with_peers else []
+    versions = {peer.name: peer.version() for peer in chosen}
+    present = [peer for peer in chosen if versions[peer.name] is not None]
+    benches = [open_bench(d, label) for d, label in zip(devices, labels(devices), strict=True)]
+    begun = load()
+    started = datetime.now(timezone.utc)
+    records: list[dict[str, Any]] = []
+    total = len(workloads) + (2 * len(benches) if options.processes else 0)
+    for number, workload in enumerate(workloads):
+        if progress is not None:
+            progress(number, total, workload.name)
+        records.append(measure(workload.tiny() if options.tiny else workload, benches, present, options))
+        gc.collect()
+    found: list[dict[str, Any]] = []
+    if options.processes:
+        for bench in benches:
+            for what in (processes.first_call, processes.peak_memory):
+                if progress is not None:
+                    progress(len(workloads) + len(found), total, f"{what.__name__} {bench.label}")
+                found.append(what(bench.device.index, bench.label))
+    if progress is not None:
+        progress(total, total, "")
+    return {
+        "schema": SCHEMA,
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round((datetime.now(timezone.utc) - started).total_seconds(), 1),
+        "options": {"rounds": options.rounds, "calls": options.calls, "latency_calls": options.latency_calls,
+                    "threads": options.threads, "seed": options.seed, "tiny": options.tiny},
+        "environment": environment() | {"load_before": begun, "load_after": load()},
+        "devices": {bench.label: describe(bench.device) for bench in benches},
+        "peers": versions,
+        "workloads": records,
+        "processes": found,
+    }  # fmt: skip
+
+
+def measure(
+    workload: Workload, benches: Sequence[Bench], present: Sequence[Peer], options: Options
+) -> dict[str, Any]:
+    """Return the record of one workload: its entries, the number of buffer sets, the load."""
+    record: dict[str, Any] = {"name": workload.name} | workload.to_dict() | {"load": load()}
+    begun = time.perf_counter()
+    inputs = make_inputs(workload, options.seed)
+    judge = Judge(inputs, options.seed)
+    gathering = _Gathering([], [], [])
+    for bench in benches:
+        _device_side(gathering, bench, inputs, judge)
+    with_peers = workload.peers and bool(present)
+    if with_peers or workload.host:
+        host = HostSets(inputs)
+        record["host_sets"] = host.count
+        if not workload.in_place and not workload.latency:
+            gathering.take(host_copy(host.x_blocks, host.y_blocks))
+        if workload.host:
+            for bench in benches:
+                _host_side(gathering, bench, host, judge)
+        if with_peers:
+            task = task_of(host, options.threads)
+            for peer in present:
+                _peer_side(gathering, peer, host, task, judge)
+    calls = options.latency_calls if workload.latency else options.calls
+    for made in gathering.contenders:
+        warm_up(made, calls)
+    record["sets"] = max((c.sets for c in gathering.contenders if c.kind == "clrope"), default=0)
+    rounds(gathering.contenders, options.rounds)
+    for prepared in gathering.prepared:
+        if prepared.close is not None:
+            prepared.close()
+    record["entries"] = [c.to_dict() for c in gathering.contenders] + gathering.failures
+    record["seconds"] = round(time.perf_counter() - begun, 1)
+    return record
+
+
+@dataclass(eq=False)
+class _Gathering:
+    contenders: list[Contender]
+    failures: list[dict[str, Any]]
+    prepared: list[Prepared]
+
+    def take(self, made: Contender) -> bool:
+        """Keep a contender if its result is right, else the reason."""
+        try:
+            made.nmse = made.check()
+        except WrongResultError as error:
+            self.failures.append(failure(made.kind, made.name, "wrong", str(error), made.device))
+            return False
+        self.contenders.append(made)
+        return True
+
+
+def _device_side(gathering: _Gathering, bench: Bench, inputs: Inputs, judge: Judge) -> None:
+    import pyopencl as cl
+
+    workload, label = inputs.workload, bench.label
+    size = block_bytes(workload)
+    reason = None
+    if size > bench.device.max_alloc:
+        reason = f"a block of {size} bytes is more than the device's largest allocation, {bench.device.max_alloc}"
+    elif sides(workload) * size > 0.6 * bench.device.global_mem:
+        reason = f"{sides(workload) * size} bytes do not fit the device's memory of {bench.device.global_mem}"
+    if reason is not None:
+        gathering.failures.append(failure("clrope", "arrays", "refused", reason, label))
+        return
+    try:
+        # Taking times costs little beside megabytes, and much beside an empty launch.
+        sets = DeviceSets(bench.plain if workload.latency else bench.profiled, bench.device, inputs)
+        gathering.take(on_device(sets, bench.profiled, judge, label))
+        if workload.latency:
+            for made in bench.ceilings.launches(bench.plain):
+                gathering.take(made)
+        else:
+            made_here, failed = bench.ceilings.contenders(sets)
+            gathering.failures += failed
+            for made in made_here:
+                gathering.take(made)
+    except (RopeError, cl.Error) as error:
+        gathering.failures.append(failure("clrope", "arrays", "error", _line(error), label))
+
+
+def _host_side(gathering: _Gathering, bench: Bench, host: HostSets, judge: Judge) -> None:
+    import pyopencl as cl
+
+    try:
+        for made in on_host(host, bench.plain, judge, bench.label):
+            gathering.take(made)
+    except (RopeError, cl.Error) as error:
+        gathering.failures.append(failure("clrope", "numpy", "error", _line(error), bench.label))
+
+
+def _peer_side(gathering: _Gathering, peer: Peer, host: HostSets, task: Any, judge: Judge) -> None:
+    try:
+        made = contender(peer, host, task, judge)
+        if isinstance(made, Refused):
+            gathering.failures.append(failure("peer", peer.name, "refused", made.reason))
+        else:
+            gathering.prepared.append(made[1])
+            gathering.take(made[0])
+    except Exception as error:  # noqa: BLE001 - other people's code; what it raises is the entry
+        gathering.failures.append(failure("peer", peer.name, "error", _line(error)))
+
+
+def _line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:300] if text else ''}"

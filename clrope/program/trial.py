@@ -1,0 +1,442 @@
+"""The child's side of tuning: build, run, check and time spellings on one device, saying first what is tried.
+
+Run by `device.child.run` in a process of its own, because some spellings end the process, or never end. Entries in the
+result file: `begin` (a spelling's number, or 'ceiling') before anything that may go wrong, then what came of it.
+This is the one place where this package of kernels looks forward to `schedule`: what is tried are the very launches
+that plans make.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..device import child, probe
+from ..errors import BuildError, DeviceError
+from .variants import STRIDED, Pairing, Placement, Variant
+
+if TYPE_CHECKING:
+    import pyopencl
+
+    from ..device import DeviceInfo
+    from ..schedule.geometry import Geometry
+
+POISON = 0xA5
+#: Largest NMSE of the strided kernel by which the others may be judged where a device rounds in a way of its own.
+CLOSE = {"f16": 1e-6, "bf16": 1e-4, "f32": 1e-10, "f64": 1e-18}
+#: Rounds after which spellings that take this much more time than the best are not timed again.
+CUTS = {3: 1.5, 6: 1.2}
+MOST_ROUNDS = 14
+HEADS, HEAD_DIM = 32, 128
+_SAMPLE = 3  # tokens checked at the start, in the middle and at the end of what is timed
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def main(job_path: str, result_path: str) -> None:
+    """Do one job and leave by `os._exit`: a driver's tear-down may crash after the answer is known."""
+    started = time.monotonic()
+    with open(job_path, encoding="utf-8") as file:
+        job: dict[str, Any] = json.load(file)
+    with open(result_path, "w", encoding="utf-8") as out:
+
+        def write(**entry: Any) -> None:
+            out.write(json.dumps(entry) + "\n")
+            out.flush()
+
+        probe._no_core_file()
+        write(stage=child.IMPORTING)
+        import pyopencl  # noqa: F401
+
+        write(stage="looking for the device")
+        trial = Trial(job, write, started)
+        trial.check_all()
+        for number, case in enumerate(job["cases"]):
+            trial.time_case(number, case, len(job["cases"]) - number)
+        write(answer={})
+    os._exit(0)
+
+
+@dataclass
+class _Setup:
+    """One tensor to check spellings on: a flat input, where input and output lie in their buffers, the right bytes."""
+
+    x: Any
+    x_view: Any
+    y_view: Any
+    geometry: Geometry
+    cosine: Any
+    sine: Any
+    y_elements: int
+    want: Bytes
+    x_flat: npt.NDArray[Any]
+
+
+class Trial:
+    """One job on its device."""
+
+    def __init__(self, job: dict[str, Any], write: Any, started: float) -> None:
+        from ..device import queue_for
+        from ..layout import DTYPES
+
+        self.job, self.write, self.started = job, write, started
+        self.device = _find(job["device"], job["ordinal"])
+        self.queue = queue_for(self.device)
+        self.context = self.queue.context
+        self.dtype_name: str = job["dtype"]
+        self.dtype = DTYPES[self.dtype_name]
+        self.bits = np.dtype(f"u{self.dtype.itemsize}")
+        self.pairing: Pairing = job["pairing"]
+        self.rng = np.random.default_rng(job["seed"])
+        self.variants = [Variant.from_dict(v) for v in job["variants"]]
+        self.usable: list[int] = list(job["usable"])
+        self.sources = {int(number): str(text) for number, text in job["sources"].items()}
+
+    # -- right or not -------------------------------------------------------------------------------------------------
+
+    def check_all(self) -> None:
+        """Check every spelling that is to be checked, as long as there is time for it."""
+        todo = self.job["todo"]
+        if not todo and self.job["judged_by"] == "emulation":
+            return
+        setups = self._setups()
+        self._settle(setups)
+        for number in todo:
+            if self._seconds() > 0.6 * self.job["seconds"]:
+                return
+            self._begin(number, "checking")
+            failure, log = self._checked(number, setups)
+            self.write(end=number, outcome=failure[0], reason=failure[1], log=log)
+            if not failure[0]:
+                self.usable.append(number)
+
+    def _settle(self, setups: list[_Setup]) -> None:
+        """Find out by what to judge: the emulation, or the strided kernel where a device rounds otherwise."""
+        if self.job["judged_by"] == "none":
+            return
+        numbers = [n for n, v in enumerate(self.variants) if v == STRIDED and n not in self.sources]
+        if not numbers:
+            return
+        self._begin(numbers[0], "checking")
+        for setup in setups:
+            try:
+                got = self._run(numbers[0], setup, in_place=False)
+            except (BuildError, _cl_error()):
+                return  # its own check says why
+            if self._same(got, setup.want) or not self._close(got, setup):
+                continue
+            setup.want = got
+            self.write(judged_by="strided")
+
+    def _setups(self) -> list[_Setup]:
+        whole = self._setup((2, 19, 3, HEAD_DIM), HEAD_DIM, 0, x_offset=64, head_gap=0)
+        # A window in the head, a rest that is copied, and an input that no vector is aligned in.
+        part = self._setup((1, 21, 5, 80), 40, 16, x_offset=5, head_gap=3)
+        return [whole, part]
+
+    def _setup(self, shape: tuple[int, int, int, int], n_dims: int, n_offs: int, x_offset: int, head_gap: int) -> Any:
+        from ..config import RopeConfig
+        from ..emulation import emulate_cos_sin, emulate_rotation
+        from ..layout import TensorView
+        from ..reference import pair_indices
+        from ..schedule.geometry import Geometry
+
+        batches, tokens, heads, head_dim = shape
+        config = RopeConfig(self.pairing, n_dims, n_offs=n_offs)
+        step = head_dim + head_gap
+        x_view = TensorView(shape, (tokens * heads * step, heads * step, step, 1), x_offset, self.dtype_name)
+        y_view = TensorView.dense(shape, self.dtype_name).moved(64)
+        flat = self._numbers(x_view.span[1] + 16)
+        x = np.lib.stride_tricks.as_strided(
+            flat[x_offset:], shape, [s * self.dtype.itemsize for s in x_view.strides], writeable=False
+        )
+        positions = self.rng.integers(0, 1 << 20, tokens)
+        cosine, sine = emulate_cos_sin(positions, config, real=self.real)
+        y_elements = y_view.span[1] + 64
+        want = np.full(y_elements * self.dtype.itemsize, POISON, np.uint8)
+        rotated = emulate_rotation(x, cosine[None], sine[None], pair_indices(config))
+        want.view(self.bits)[64 : 64 + rotated.size] = np.ascontiguousarray(rotated).view(self.bits).ravel()
+        geometry = Geometry.of_config(config, head_dim)
+        return _Setup(x, x_view, y_view, geometry, cosine, sine, y_elements, want, flat)
+
+    @property
+    def real(self) -> Any:
+        """The computing type."""
+        return "f64" if self.dtype_name == "f64" else "f32"
+
+    def _numbers(self, count: int) -> npt.NDArray[Any]:
+        """Return numbers around 1, and for the 16-bit types some of any bits: what converts them is what differs."""
+        values = self.rng.standard_normal(count).astype(np.float32).astype(self.dtype)
+        if self.dtype_name in ("f16", "bf16"):
+            odd = np.flatnonzero(self.rng.random(count) < 0.05)
+            some = self.rng.integers(0, 1 << 16, odd.size).astype(np.uint16)
+            if self.dtype_name == "bf16":
+                some = some[(some & 0x7F80) != 0]  # a subnormal bfloat16 is a subnormal float: devices may flush it
+                odd = odd[: some.size]
+            values.view(np.uint16)[odd] = some
+        return values
+
+    def _checked(self, number: int, setups: list[_Setup]) -> tuple[tuple[str, str], str]:
+        """Return ((outcome, reason), log); the outcome is '' if every byte is right."""
+        ran = False
+        try:
+            for setup in setups[:1] if self.variants[number].prepared else setups:
+                for in_place in (False, True):
+                    if self.variants[number].misfit(self._place(setup, in_place)):
+                        continue
+                    ran, want = True, setup.want
+                    got = self._run(number, setup, in_place)
+                    before = self._start(setup, in_place)
+                    if np.array_equal(got, before):
+                        return ("not_run", "it silently did not run: its output was left as it was"), ""
+                    wrong = self._wrong(got, want)
+                    if wrong:
+                        place = "in place" if in_place else "out of place"
+                        return ("wrong", f"{wrong} of {setup.y_view.size} values are wrong, {place}"), ""
+        except BuildError as error:
+            return ("build_error", _error_line(error.log)), error.log[-4000:]
+        except _cl_error() as error:
+            return ("not_run", f"the driver refused: {_error_line(str(error))}"), str(error)[-4000:]
+        return ("", "") if ran else ("not_run", "it fits nothing that it could be checked on"), ""
+
+    def _place(self, setup: _Setup, in_place: bool) -> Placement:
+        return Placement(setup.y_view if in_place else setup.x_view, setup.y_view, setup.geometry, in_place)
+
+    def _start(self, setup: _Setup, in_place: bool) -> Bytes:
+        """Return the bytes of the output before the run: poison, in place with the input inside."""
+        out = np.full(setup.y_elements * self.dtype.itemsize, POISON, np.uint8)
+        if in_place:
+            bits = np.ascontiguousarray(setup.x).view(self.bits).ravel()
+            out.view(self.bits)[64 : 64 + bits.size] = bits
+        return out
+
+    def _run(self, number: int, setup: _Setup, in_place: bool) -> Bytes:
+        import pyopencl as cl
+
+        from ..schedule.tables import Tables, upload
+
+        got = self._start(setup, in_place)
+        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+        y = cl.Buffer(self.context, flags, hostbuf=got), setup.y_view
+        x = y if in_place else (cl.Buffer(self.context, flags, hostbuf=setup.x_flat.view(self.bits)), setup.x_view)
+        tables = Tables(upload(self.context, setup.cosine), upload(self.context, setup.sine), None)
+        launch = self._launch(number, setup.geometry, x, y, tables, in_place)
+        launch.enqueue(self.queue)
+        cl.enqueue_copy(self.queue, got, y[0])
+        self.queue.finish()
+        return got
+
+    def _launch(self, number: int, geometry: Any, x: Any, y: Any, tables: Any, in_place: bool) -> Any:
+        from ..schedule.rotation import Rotation
+        from .build import substitute
+
+        variant = self.variants[number]
+        if number in self.sources:
+            options = variant.options(self.dtype_name, geometry.pairs)
+            name = variant.source(self.pairing)[0]
+            substitute(self.context, self.device.cl_device, name, options, self.sources[number])
+        rotation = Rotation(geometry, True, in_place)
+        return rotation.launch(self.context, self.device, variant, x, y, tables, 0)
+
+    def _wrong(self, got: Bytes, want: Bytes) -> int:
+        a, b = got.view(self.bits), want.view(self.bits)
+        places = np.flatnonzero(a != b)
+        # Which NaN an operation makes is not fixed.
+        nans = np.isnan(a.view(self.dtype)[places]) & np.isnan(b.view(self.dtype)[places])
+        return int(places.size - np.count_nonzero(nans))
+
+    def _same(self, got: Bytes, want: Bytes) -> bool:
+        return self._wrong(got, want) == 0
+
+    def _close(self, got: Bytes, setup: _Setup) -> bool:
+        a, b = (part.view(self.dtype).astype(np.float64) for part in (got, setup.want))
+        finite = np.isfinite(a) & np.isfinite(b)
+        with np.errstate(all="ignore"):
+            error = np.square(a[finite] - b[finite]).sum() / np.square(b[finite]).sum()
+        return bool(error <= CLOSE[self.dtype_name])
+
+    # -- how fast -----------------------------------------------------------------------------------------------------
+
+    def time_case(self, number: int, case: dict[str, Any], cases_left: int) -> None:
+        """Time all usable spellings for one purpose in turns, beside the ceilings, and write their best times."""
+        share = max(0.5, (self.job["seconds"] - self._seconds()) / cases_left)
+        end = time.monotonic() + share
+        workload = _Workload(self, case["in_place"], case["nbytes"])
+        runs: dict[int, Any] = {}
+        failed: dict[int, tuple[str, str]] = {}
+        for i in self.usable:
+            if self.variants[i].misfit(workload.place):
+                continue
+            self._begin(i, f"running on {workload.nbytes} bytes")
+            launch = self._launch(i, workload.geometry, workload.x, workload.y, workload.tables, case["in_place"])
+            failure = workload.failure(launch)
+            if failure:
+                failed[i] = failure
+            else:
+                runs[i] = launch
+        ceilings = self._ceilings(workload) if self.job["ceiling"] else []
+        repeat = max(1, min(20, (1 << 20) // workload.nbytes))
+        best = {i: float("inf") for i in runs}
+        ceiling = float("inf")
+        alive = list(runs)
+        for turn in range(1, MOST_ROUNDS + 1):
+            for i in alive:
+                self._begin(i, f"timing on {workload.nbytes} bytes")
+                best[i] = min(best[i], self._time(runs[i].enqueue, repeat))
+            if ceilings:
+                self._begin("ceiling", "timing")
+                ceiling = min(ceiling, *(self._time(copy, repeat) for copy in ceilings))
+            if turn in CUTS and alive:
+                least = min(best.values())
+                alive = [i for i in alive if best[i] <= CUTS[turn] * least]
+            if time.monotonic() > end and turn >= 2:
+                break
+        self._alarm(0)
+        self.write(
+            case=number, nbytes=workload.nbytes, seconds={i: t for i, t in best.items() if t < float("inf")},
+            ceiling=None if ceiling == float("inf") else ceiling, failed=failed,
+        )  # fmt: skip
+
+    def _time(self, enqueue: Any, repeat: int) -> float:
+        best = float("inf")
+        for _ in range(repeat):
+            start = time.perf_counter()
+            enqueue(self.queue)
+            self.queue.finish()
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    def _ceilings(self, workload: _Workload) -> list[Any]:
+        """Return what moves the same bytes with no work: copies, or in place a scaling."""
+        import pyopencl as cl
+
+        from .ceiling import ceiling_launches
+
+        self._begin("ceiling", "building")
+        out = []
+        x, y = workload.x[0], workload.y[0]
+        if x is not y:
+            out.append(lambda queue: cl.enqueue_copy(queue, y, x, byte_count=workload.nbytes))
+        launches = ceiling_launches(self.context, self.device, x, y, workload.nbytes)
+        for launch in launches:
+            launch.enqueue(self.queue)
+        self.queue.finish()
+        return [*out, *(launch.enqueue for launch in launches)]
+
+    # -- telling ------------------------------------------------------------------------------------------------------
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def _begin(self, what: int | str, doing: str) -> None:
+        name = self.variants[what] if isinstance(what, int) else what
+        self.write(stage=f"{doing}: {name}")
+        self.write(begin=what)
+        self._alarm(self.job["limit"])
+
+    def _alarm(self, seconds: float) -> None:
+        # Left at its default, the signal ends the process, also inside a driver that never returns.
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+class _Workload:
+    """Buffers of a size class, filled, with the launch's tables and the means to see whether a run did its work."""
+
+    def __init__(self, trial: Trial, in_place: bool, nbytes: int) -> None:
+        import pyopencl as cl
+
+        from ..config import RopeConfig
+        from ..emulation import emulate_cos_sin
+        from ..layout import TensorView
+        from ..schedule.geometry import Geometry
+        from ..schedule.tables import Tables, upload
+
+        self.trial = trial
+        row = HEADS * HEAD_DIM * trial.dtype.itemsize
+        self.tokens = max(1, nbytes // row)
+        self.nbytes = self.tokens * row
+        self.config = RopeConfig(trial.pairing, HEAD_DIM)
+        self.geometry = Geometry.of_config(self.config, HEAD_DIM)
+        view = TensorView.dense((1, self.tokens, HEADS, HEAD_DIM), trial.dtype_name)
+        self.cosine, self.sine = emulate_cos_sin(np.arange(self.tokens), self.config, real=trial.real)
+        self.tables = Tables(upload(trial.context, self.cosine), upload(trial.context, self.sine), None)
+        buffers = [cl.Buffer(trial.context, cl.mem_flags.READ_WRITE, self.nbytes) for _ in range(1 if in_place else 2)]
+        self.x, self.y = (buffers[0], view), (buffers[-1], view)
+        self.place = Placement(view, view, self.geometry, in_place)
+        self._fill(buffers)
+
+    def _fill(self, buffers: list[Any]) -> None:
+        import pyopencl as cl
+
+        queue, dtype = self.trial.queue, self.trial.dtype
+        block = self.trial.rng.standard_normal(min(self.nbytes, 1 << 20) // dtype.itemsize).astype(dtype)
+        for buffer in buffers:
+            for start in range(0, self.nbytes, block.nbytes):
+                part = block.view(np.uint8)[: min(block.nbytes, self.nbytes - start)]
+                cl.enqueue_copy(queue, buffer, part, dst_offset=start)
+        queue.finish()
+
+    def failure(self, launch: Any) -> tuple[str, str] | None:
+        """Run once and return what is wrong with some tokens of the result: (outcome, reason)."""
+        import pyopencl as cl
+
+        from ..emulation import emulate_rotation
+        from ..reference import pair_indices
+
+        trial, queue = self.trial, self.trial.queue
+        row = self.nbytes // self.tokens
+        count = min(_SAMPLE, self.tokens)
+        starts = sorted({0, max(0, self.tokens // 2 - count), self.tokens - count})
+        inputs = []
+        for start in starts:
+            x = trial.rng.standard_normal((1, count, HEADS, HEAD_DIM)).astype(trial.dtype)
+            inputs.append(x)
+            if self.y[0] is not self.x[0]:
+                poison = np.full(count * row, POISON, np.uint8)
+                cl.enqueue_copy(queue, self.y[0], poison, dst_offset=start * row)
+            cl.enqueue_copy(queue, self.x[0], x.view(trial.bits), dst_offset=start * row)
+        queue.finish()
+        try:
+            launch.enqueue(queue)
+            queue.finish()
+        except cl.Error as error:
+            return "not_run", f"the driver refused: {_error_line(str(error))}"
+        for start, x in zip(starts, inputs, strict=True):
+            got = np.empty(count * row, np.uint8)
+            cl.enqueue_copy(queue, got, self.y[0], src_offset=start * row)
+            rows = slice(start, start + count)
+            want = emulate_rotation(x, self.cosine[None, rows], self.sine[None, rows], pair_indices(self.config))
+            before = x if self.y[0] is self.x[0] else np.full(count * row, POISON, np.uint8)
+            if np.array_equal(got, np.ascontiguousarray(before).view(np.uint8).ravel()) and self.tokens > 1:
+                return "not_run", f"it silently did not run on {self.nbytes} bytes"
+            bits = np.ascontiguousarray(want).view(np.uint8).ravel()
+            if trial.job["judged_by"] != "strided" and (wrong := trial._wrong(got, bits)):
+                return "wrong", f"{wrong} of {x.size} values are wrong, in a tensor of {self.nbytes} bytes"
+        return None
+
+
+def _find(key: str, ordinal: int) -> DeviceInfo:
+    from ..device import devices
+
+    same = [d for d in devices() if d.key == key]
+    if len(same) <= ordinal or same[ordinal]._cl is None:
+        raise DeviceError(f"device {key!r} is not there in a fresh process")
+    return same[ordinal]
+
+
+def _cl_error() -> type[pyopencl.Error]:
+    import pyopencl
+
+    return pyopencl.Error
+
+
+def _error_line(text: str) -> str:
+    return probe._error_line(text)

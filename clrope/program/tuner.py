@@ -1,0 +1,240 @@
+"""The parent's side of tuning: a child process for each pairing and storage type, and what their ends mean.
+
+A child works through many spellings. When it crashes or hangs, the one that it had just begun is to blame, and a new
+child goes on with the rest. Nothing that a driver does harms this process.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..device import child
+from ..errors import DeviceError
+from . import tuning
+from .candidates import candidates
+from .outcome import Outcome, OutcomeKind, Purpose, Record, SizeClass, Tuning, decided
+from .variants import STRIDED, Pairing, Variant
+
+if TYPE_CHECKING:
+    from ..device import DeviceInfo
+
+#: Seconds that one spelling may take to be built and run once.
+VARIANT_LIMIT = 30.0
+#: What a size class is measured on; large: more than any cache.
+NBYTES: Mapping[SizeClass, int] = {"small": 64 << 10, "large": 64 << 20}
+#: Seconds that one run on the large size shall take at most; slower devices are measured on less.
+_LONGEST_RUN = 0.1
+#: Less than this is not begun.
+_LEAST_SECONDS = 1.0
+
+Progress = Callable[[str, int, int], None]
+
+
+def all_purposes(device: DeviceInfo) -> list[Purpose]:
+    """Return everything that can be tuned on a device, the likeliest first."""
+    pairings: tuple[Pairing, ...] = ("neox", "normal")
+    types = ["f32", "f16", "bf16", *(["f64"] if device.fp64 else [])]
+    return [p for dtype in types for pairing in pairings for p in tuning.purposes(dtype, pairing)]
+
+
+def tune(
+    device: DeviceInfo,
+    seconds: float = 120.0,
+    purposes: Sequence[Purpose] | None = None,
+    *,
+    progress: Progress | None = None,
+    seed: int | None = None,
+    variants: Sequence[Variant] | None = None,
+    nbytes: Mapping[SizeClass, int] | None = None,
+    limit: float = VARIANT_LIMIT,
+    sources: Mapping[Variant, str] | None = None,
+) -> Tuning:
+    """Try every spelling on a device, remember what came of it, and return it. Later calls use the winners.
+
+    seconds: about how long; purposes for which there is no time are left as they were. purposes: which ones, default
+    all. progress: called with (what is being done, groups done, groups). seed: of the inputs. nbytes: of the tensors
+    that the size classes are measured on. limit: seconds for one spelling.
+    variants, sources: for the tests of this package: the spellings instead of all, and texts that are built in the
+    place of a spelling's kernel.
+    Raises `DeviceError` if the device is not healthy or no child process can be started for it.
+    """
+    if device.health.status == "unhealthy":
+        raise DeviceError(device.trouble())
+    device.cl_device  # noqa: B018 - raises if there is none in this process
+    from ..device import devices
+
+    same = [d for d in devices() if d.key == device.key]
+    ordinal = next((n for n, d in enumerate(same) if d.index == device.index), None)
+    if ordinal is None:
+        raise DeviceError(f"device {device.name!r}: cannot be tuned, a fresh process would not find it")
+    groups: dict[tuple[str, Pairing], list[Purpose]] = {}
+    for purpose in all_purposes(device) if purposes is None else purposes:
+        groups.setdefault((purpose.dtype, purpose.pairing), []).append(purpose)
+    deadline = time.monotonic() + seconds
+    result = Tuning(device.key)
+    for number, ((dtype, pairing), wanted) in enumerate(groups.items()):
+        if progress:
+            progress(f"{dtype} {pairing}", number, len(groups))
+        left = deadline - time.monotonic()
+        if left < _LEAST_SECONDS:
+            result.left.extend(wanted)
+            continue
+        group = _Group(
+            device, ordinal, dtype, pairing, wanted,
+            list(variants or candidates(device.kind, dtype, pairing)),
+            sizes={**_sizes(device), **(nbytes or {})}, limit=limit, sources=dict(sources or {}),
+            seed=secrets.randbits(32) if seed is None else seed,
+        )  # fmt: skip
+        # What the earlier groups left over is for the later ones.
+        records = group.run(time.monotonic() + left / (len(groups) - number))
+        tuning.save(device, records)
+        result.records.extend(records)
+        done = [record.purpose for record in records]
+        result.left.extend(p for p in wanted if p not in done)
+        result.trouble.extend(f"{dtype} {pairing}: {line}" for line in group.trouble)
+    if progress:
+        progress("done", len(groups), len(groups))
+    return result
+
+
+def _sizes(device: DeviceInfo) -> dict[SizeClass, int]:
+    """Return what to measure on: less on a device that is slow or small."""
+    rate = device.health.copy_gbs
+    large = NBYTES["large"]
+    if rate:
+        large = min(large, int(rate * 1e9 * _LONGEST_RUN / 2))
+    large = max(NBYTES["small"], min(large, device.max_alloc, device.global_mem // 8))
+    return {"small": min(NBYTES["small"], large), "large": large}
+
+
+@dataclass
+class _Group:
+    """The spellings of one storage type and pairing on their way through as many children as it takes."""
+
+    device: DeviceInfo
+    ordinal: int
+    dtype: str
+    pairing: Pairing
+    purposes: list[Purpose]
+    variants: list[Variant]
+    sizes: dict[SizeClass, int]
+    limit: float
+    sources: dict[Variant, str]
+    seed: int
+    ceiling: bool = True
+    judged_by: str = "emulation"
+    trouble: list[str] = field(default_factory=list)
+    #: What failed, by the spelling's number; and what is right.
+    failed: dict[int, Outcome] = field(default_factory=dict)
+    right: list[int] = field(default_factory=list)
+    timed: dict[Purpose, dict[str, Any]] = field(default_factory=dict)
+
+    def run(self, deadline: float) -> list[Record]:
+        """Return a record for every purpose that was timed, or for all if no spelling works."""
+        while True:
+            todo = [n for n in range(len(self.variants)) if n not in self.failed and n not in self.right]
+            cases = [p for p in self.purposes if p not in self.timed]
+            left = deadline - time.monotonic()
+            if not cases or (left < _LEAST_SECONDS and self.timed):
+                break
+            # After crashes the time may be over with nothing measured: then a little more.
+            left = max(left, 4 * _LEAST_SECONDS)
+            result = child.run(
+                self._job(todo, cases, left), module="clrope.program.trial", limit=2 * left + self.limit + 60
+            )
+            begun = self._take(result.entries, cases)
+            if result.outcome == "ok":
+                break
+            if not self._blame(result, begun):
+                break
+        return self._records()
+
+    def _job(self, todo: list[int], cases: list[Purpose], seconds: float) -> dict[str, Any]:
+        return {
+            "device": self.device.key, "ordinal": self.ordinal, "dtype": self.dtype, "pairing": self.pairing,
+            "variants": [v.to_dict() for v in self.variants], "todo": todo, "usable": self.right,
+            "cases": [{"in_place": p.in_place, "nbytes": self.sizes[p.size]} for p in cases],
+            "seconds": seconds, "limit": self.limit, "seed": self.seed, "ceiling": self.ceiling,
+            "judged_by": self.judged_by,
+            "sources": {n: self.sources[v] for n, v in enumerate(self.variants) if v in self.sources},
+        }  # fmt: skip
+
+    def _take(self, entries: list[dict[str, Any]], cases: list[Purpose]) -> int | str | None:
+        """Take in what a child wrote; returns what it had begun and not ended."""
+        begun: int | str | None = None
+        for entry in entries:
+            if "begin" in entry:
+                begun = entry["begin"]
+            elif "judged_by" in entry:
+                self.judged_by = entry["judged_by"]
+            elif "end" in entry:
+                begun = None
+                number = entry["end"]
+                if entry["outcome"]:
+                    self._fail(number, entry["outcome"], entry["reason"], entry["log"])
+                else:
+                    self.right.append(number)
+            elif "case" in entry:
+                begun = None
+                self.timed[cases[entry["case"]]] = entry
+                for text, (outcome, reason) in entry["failed"].items():
+                    self._fail(int(text), outcome, reason)
+        return begun
+
+    def _fail(self, number: int, outcome: OutcomeKind, reason: str, log: str = "") -> None:
+        self.failed[number] = Outcome(self.variants[number], outcome, reason, log)
+        if number in self.right:
+            self.right.remove(number)
+
+    def _blame(self, result: child.ChildResult, begun: int | str | None) -> bool:
+        """Note what a child died of; False if there is no use in another one."""
+        if isinstance(begun, int):
+            outcome: OutcomeKind = "not_run"
+            if result.outcome == "crash":
+                outcome = "crash"
+            elif result.outcome == "timeout":
+                outcome = "timeout"
+            self._fail(begun, outcome, result.reason, result.output)
+            return True
+        if begun == "ceiling" and self.ceiling:
+            self.ceiling = False
+            self.trouble.append(f"the copy kernels, which are only for comparison: {result.reason}")
+            return True
+        self.trouble.append(result.reason)
+        return False
+
+    def _records(self) -> list[Record]:
+        records = []
+        for purpose in self.purposes:
+            entry = self.timed.get(purpose)
+            if entry is None and self.right:
+                continue  # no time was left for it
+            if entry is None and not self.failed:
+                continue
+            nbytes = entry["nbytes"] if entry else self.sizes[purpose.size]
+            times = {int(n): s for n, s in entry["seconds"].items()} if entry else {}
+            outcomes = []
+            for number, variant in enumerate(self.variants):
+                if number in self.failed:
+                    outcomes.append(self.failed[number])
+                elif number in times:
+                    rate = round(2 * nbytes / times[number] / 1e9, 3)
+                    outcomes.append(Outcome(variant, "slower", seconds=times[number], gbs=rate))
+            ceiling = entry["ceiling"] if entry else None
+            records.append(
+                Record(
+                    purpose, decided(_in_order(outcomes), purpose.size), nbytes,
+                    None if ceiling is None else round(2 * nbytes / ceiling / 1e9, 3), self.judged_by, self.seed,
+                    time.time(),
+                )
+            )  # fmt: skip
+        return records
+
+
+def _in_order(outcomes: list[Outcome]) -> list[Outcome]:
+    """Return them with the strided one last: it is the fallback, and not to be preferred to an equal."""
+    return sorted(outcomes, key=lambda o: o.variant == STRIDED)

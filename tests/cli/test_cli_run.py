@@ -1,0 +1,187 @@
+"""`clrope run`: real files, every flag, every refusal."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clrope
+from clrope import DeviceInfo
+from clrope.io.arrays import read_arrays, read_metadata, write_arrays
+
+DATA = Path(__file__).parent.parent / "data"
+ROOT = Path(__file__).parent.parent.parent
+FEW = "type=f16 ne_a=[128,32,2,1] fs=1.0 ef=0.0 v=0"
+
+Call = Callable[..., Any]
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in DATA.glob("transformers_*.safetensors")))
+def test_run_makes_of_a_models_tensors_what_the_model_made(name: str, call: Call, tmp_path: Path) -> None:
+    source, output, config = DATA / name, tmp_path / "out.safetensors", tmp_path / "config.json"
+    config.write_text(read_metadata(source)["config"], encoding="utf-8")
+    done = call(
+        "run", source, "-o", output, "--hf", config, "--tensor", "q", "--tensor", "k", "--positions-tensor",
+        "positions", "--check",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.stdout + done.stderr
+    assert done.stdout.count(" OK") == 2
+    theirs, ours = read_arrays(source), read_arrays(output)
+    assert list(ours) == [n for n in theirs if n in ("q", "k")]
+    # transformers computes angles in float32, which shows where positions are large (batch 1 of some files).
+    near, far = {"float32": (1e-12, 3e-6), "float16": (2e-7, 2e-7), "bfloat16": (6e-6, 6e-6)}[str(theirs["q"].dtype)]
+    for tensor in ("q", "k"):
+        assert ours[tensor].dtype == theirs[tensor].dtype
+        want = theirs[f"{tensor}_rot"].astype(np.float64)
+        for batch, limit in ((slice(0, 1), near), (slice(None), far)):
+            assert clrope.compare(ours[tensor][batch], want[batch]).nmse < limit
+        assert clrope.compare(ours[tensor], theirs[tensor].astype(np.float64)).nmse > 1e-3
+
+
+def test_run_reports_as_json(call: Call, llama: tuple[Path, Path], tmp_path: Path, device: DeviceInfo) -> None:
+    source, config = llama
+    words = [
+        "run",
+        source,
+        "-o",
+        tmp_path / "o.npz",
+        "--hf",
+        config,
+        "--tensor",
+        "q",
+        "--device",
+        device.index,
+        "--json",
+    ]
+    data = json.loads(call(*words).stdout)
+    assert (data["schema"], data["ok"], data["forward"]) == ("clrope.run/1", True, True)
+    assert data["device"]["key"] == device.key
+    assert data["config"]["mode"] == "neox"
+    (tensor,) = data["tensors"]
+    assert (tensor["tensor"], tensor["nmse"], tensor["ok"]) == ("q", None, None)
+    assert tensor["seconds"] > 0
+    (tensor,) = json.loads(call(*words, "--check").stdout)["tensors"]
+    assert tensor["ok"] is True
+    assert 0 < tensor["nmse"] <= tensor["limit"]
+
+
+def test_run_check_fails_with_1(call: Call, llama: tuple[Path, Path], tmp_path: Path, monkeypatch: Any) -> None:
+    from clrope import reference
+
+    real = reference.rope
+    monkeypatch.setattr(reference, "rope", lambda *a, **k: real(*a, **k) * 1.01)
+    source, config = llama
+    words = ["run", source, "-o", tmp_path / "o.npz", "--hf", config, "--tensor", "q", "--check"]
+    done = call(*words)
+    assert done.exit_code == 1
+    assert "FAIL: q: NMSE 9.8" in done.stdout
+    data = json.loads(call(*words, "--json").stdout)
+    assert data["ok"] is False
+
+
+def test_run_positions_in_every_form_and_back(call: Call, tmp_path: Path, rng: np.random.Generator) -> None:
+    x = rng.uniform(-1, 1, (2, 5, 3, 8)).astype(np.float32)
+    source = tmp_path / "x.npy"
+    write_arrays(source, {"x": x})
+    write_arrays(tmp_path / "p.npz", {"ids": np.arange(7, 12), "other": np.zeros(3)})
+    write_arrays(tmp_path / "p.npy", {"x": np.arange(7, 12, dtype=np.uint8)})
+    want = clrope.reference.rope(x, 7, clrope.RopeConfig("normal", freq_base=500.0))
+    forms = ["7", "7:12", "7,8,9,10,11", f"{tmp_path / 'p.npz'}:ids", tmp_path / "p.npy"]
+    for form in forms:
+        output = tmp_path / "y.npy"
+        done = call("run", source, "-o", output, "--mode", "0", "--freq-base", 500, "--positions", form)
+        assert done.exit_code == 0, done.stderr
+        got = read_arrays(output)["x"]
+        assert clrope.compare(got, want).nmse < 1e-12, form
+        output.unlink()
+    output = tmp_path / "y.npz"
+    call("run", source, "-o", output, "--mode", "normal", "--freq-base", 500, "--positions", 7)
+    back = tmp_path / "z.npy"
+    done = call("run", output, "-o", back, "--mode", "normal", "--freq-base", 500, "--positions", 7, "--backward")
+    assert done.exit_code == 0
+    assert clrope.compare(read_arrays(back)["x"], x.astype(np.float64)).nmse < 1e-12
+
+
+def test_run_layout_fields_and_config_file(call: Call, tmp_path: Path, rng: np.random.Generator) -> None:
+    x = rng.uniform(-1, 1, (3, 2, 5, 16)).astype(np.float16)
+    write_arrays(tmp_path / "x.npz", {"a": x, "b": np.arange(4), "c": x[0, 0, 0]})
+    fields = clrope.RopeConfig(
+        "mrope", n_dims=12, freq_base=700.0, freq_scale=0.5, ext_factor=0.5, attn_factor=1.25, beta_fast=16.0,
+        beta_slow=2.0, n_ctx_orig=128, sections=(2, 1, 3), n_offs=2, freq_factors=(1, 2, 3, 4, 5, 6), angles="ggml",
+    )  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(fields.to_dict() | {"n_offs": 0}), encoding="utf-8")
+    write_arrays(tmp_path / "factors.npy", {"x": np.arange(1.0, 7.0)})
+    flags = (
+        "--mode mrope --n-dims 12 --freq-base 700 --freq-scale 0.5 --ext-factor 0.5 --attn-factor 1.25 --beta-fast 16 "
+        f"--beta-slow 2 --n-ctx-orig 128 --sections 2,1,3 --freq-factors {tmp_path / 'factors.npy'} --angles ggml"
+    ).split()
+    want = clrope.reference.rope(x, 9, fields, layout="bnsd")
+    for source in (flags, ["--config", tmp_path / "config.json"]):
+        output = tmp_path / "y.npz"
+        words = ["--n-offs", 2, "--layout", "bnsd", "--positions", 9, "--check"]
+        done = call("run", tmp_path / "x.npz", "-o", output, *source, *words, "--keep")
+        assert done.exit_code == 0, done.stdout + done.stderr
+        got = read_arrays(output)
+        assert list(got) == ["a", "b", "c"]
+        assert clrope.compare(got["a"], want).nmse < 1e-7
+        assert (got["b"] == np.arange(4)).all()
+        call("run", tmp_path / "x.npz", "-o", output, *source, *words)
+        assert list(read_arrays(output)) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ([], 2, "--mode: not given"),
+        (["--mode", "gptj"], 2, "mode: got 'gptj', allowed are .* is 'normal' here"),
+        (["--mode", "3"], 2, "mode: got 3"),
+        (["--mode", "neox", "--n-dims", "3"], 2, "n_dims: got 3, it must be even"),
+        (["--mode", "neox", "--n-dims", "66"], 2, "tensor 'k' of .*n_dims: got 66, at most head_dim = 64"),
+        (["--mode", "neox", "--preset", "llama-3.1-8b", "--gguf", "x.gguf"], 2, "given together with --gguf"),
+        (["--mode", "neox", "--seq-len", "5"], 2, "--seq-len: has a meaning with --gguf and --hf only"),
+        (["--preset", "lama"], 2, "preset: got 'lama'"),
+        (["--config", "nowhere.json"], 2, "nowhere.json: cannot be read"),
+        (["--mode", "neox", "--sections", "1,x"], 2, "sections: got '1,x'"),
+        (["--mode", "neox", "--tensor", "v"], 2, "--tensor: .* has no 'v'; there are positions, k"),
+        (["--mode", "neox", "--positions", "5:5"], 2, "--positions: got '5:5'.* must not be empty"),
+        (["--mode", "neox", "--positions", "0,1,2"], 2, r"tensor 'k' of .*positions: got shape \[3\]"),
+        (["--mode", "neox", "--positions", "7", "--positions-tensor", "positions"], 2, "one of them is needed"),
+        (["--mode", "neox", "--positions-tensor", "nowhere"], 2, "--positions-tensor: .* has no 'nowhere'"),
+        (["--mode", "neox", "--positions", "{source}"], 2, "holds 5 arrays, name one as FILE:NAME"),
+        (["--mode", "neox", "--positions", "nowhere.npy"], 2, "nowhere.npy: cannot be read"),
+        (["--mode", "neox", "--positions-tensor", "q"], 2, "positions: got dtype float32"),
+        (["--mode", "neox", "--layout", "abcd"], 2, "layout: got 'abcd'"),
+        (["--mode", "neox", "--device", "nonesuch"], 1, "device 'nonesuch': no OpenCL device matches"),
+        (["--mode", "neox", "-o", "out.txt"], 2, "out.txt: suffix '.txt' is not one of"),
+        (["--mode", "neox", "--tensor", "q", "--tensor", "k", "-o", "{tmp}/o.npy"], 2, "holds one array, got 2"),
+        (["--no-such-option"], 2, "No such option"),
+    ],
+)
+def test_run_refuses_in_one_message(
+    words: list[str], code: int, message: str, call: Call, llama: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source, _ = llama
+    output = tmp_path / "o.safetensors"
+    filled = [w.format(source=source, tmp=tmp_path) for w in words]
+    done = call("run", source, "-o", output, *filled)
+    assert done.exit_code == code
+    assert re.search(message, done.stderr), done.stderr
+    assert done.stdout == ""
+    assert not output.exists()
+    assert not list(tmp_path.glob("*.np*"))
+
+
+def test_run_refuses_an_input_that_is_none(call: Call, tmp_path: Path) -> None:
+    done = call("run", tmp_path / "no.npy", "-o", tmp_path / "o.npy", "--mode", "neox")
+    assert done.exit_code == 2
+    assert "no.npy: cannot be read" in done.stderr
+    write_arrays(tmp_path / "flat.npz", {"a": np.zeros(4, np.float32), "b": np.zeros((2, 2, 2, 2), np.int32)})
+    done = call("run", tmp_path / "flat.npz", "-o", tmp_path / "o.npy", "--mode", "neox")
+    assert done.exit_code == 2
+    assert "holds no floating tensor of rank 3 or 4; there are a, b" in done.stderr

@@ -1,0 +1,172 @@
+"""`rotate`: the caller's own cos and sin, per position or per token, half-size or full-size, in any type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import POISON, same
+
+import clrope
+from clrope import ConfigError, RopeConfig, ShapeError
+from clrope.emulation import emulate_cos_sin, emulate_rope, emulate_rotation
+from clrope.layout import DTYPES
+from clrope.reference import pair_indices
+
+TYPES = list(DTYPES)
+
+
+def uniform(rng: np.random.Generator, dtype: str, *shape: int) -> np.ndarray:
+    return rng.uniform(-1, 1, shape).astype(DTYPES[dtype])
+
+
+def wide(table: np.ndarray, dtype: str) -> np.ndarray:
+    return table.astype(np.float64 if dtype == "f64" else np.float32)
+
+
+@pytest.mark.parametrize("out", [None, "in place", "given"])
+@pytest.mark.parametrize("mode", ["normal", "neox"])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_per_position(device: clrope.DeviceInfo, dtype: str, mode: Any, out: Any, rng: np.random.Generator) -> None:
+    """[max_pos, pairs], rows picked by positions; tables in the tensor's type and in float32."""
+    for kind in {dtype, "f32"}:
+        x = uniform(rng, dtype, 2, 5, 3, 16)
+        cos, sin = (uniform(rng, kind, 40, 8) for _ in range(2))
+        for positions in (rng.integers(0, 40, (2, 5)), rng.integers(0, 40, 5), 30, rng.integers(0, 36, 2)):
+            rows = np.asarray(positions)
+            if rows.ndim == 0:
+                rows = rows + np.arange(5)
+            elif rows.shape == (2,):
+                rows = rows[:, None] + np.arange(5)
+            rows = np.broadcast_to(rows, (2, 5))
+            pairs = pair_indices(RopeConfig(mode, 16))
+            for forward in (True, False):
+                want = emulate_rotation(x, wide(cos, dtype)[rows], wide(sin, dtype)[rows], pairs, forward)
+                given = x.copy()
+                target = {"in place": given, "given": np.full(x.nbytes, POISON, np.uint8).view(x.dtype)}.get(out)
+                target = None if target is None else target.reshape(x.shape)
+                got = clrope.rotate(given, cos, sin, positions, mode, target, device=device.index, forward=forward)
+                assert target is None or got is target
+                assert same(got, want).all()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("batched", [True, False])
+def test_per_token(device: clrope.DeviceInfo, dtype: str, batched: bool, rng: np.random.Generator) -> None:
+    """[S, pairs] for every batch, and [B, S, pairs]; rank 3 and other letters too."""
+    x = uniform(rng, dtype, 2, 5, 3, 16)
+    shape = (2, 5, 8) if batched else (5, 8)
+    cos, sin = (uniform(rng, dtype, *shape) for _ in range(2))
+    for mode in ("normal", "neox"):
+        pairs = pair_indices(RopeConfig(mode, 16))
+        c, s = (np.broadcast_to(wide(t, dtype), (2, 5, 8)) for t in (cos, sin))
+        want = emulate_rotation(x, c, s, pairs)
+        assert same(clrope.rotate(x, cos, sin, mode=mode, device=device.index), want).all()
+        moved = np.ascontiguousarray(x.transpose(2, 0, 1, 3))
+        got = clrope.rotate(moved, cos, sin, mode=mode, layout="nbsd", device=device.index)
+        assert same(got, np.ascontiguousarray(want.transpose(2, 0, 1, 3))).all()
+        if not batched:
+            assert same(clrope.rotate(x[0], cos, sin, mode=mode, device=device.index), want[0]).all()
+
+
+@pytest.mark.parametrize("full_tables", ["halves", "interleaved"])
+@pytest.mark.parametrize("mode", ["normal", "neox"])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_full_size(
+    device: clrope.DeviceInfo, dtype: str, mode: Any, full_tables: Any, rng: np.random.Generator
+) -> None:
+    """A column an element: doubled tables give what half-size ones give, unequal ones what each element asks for."""
+    x = uniform(rng, dtype, 2, 5, 3, 20)
+    first, second = pair_indices(RopeConfig(mode, 16, n_offs=2))
+    halves = [uniform(rng, dtype, 5, 8) for _ in range(4)]
+    join = (lambda a, b: np.concatenate([a, b], 1)) if full_tables == "halves" else (
+        lambda a, b: np.stack([a, b], 2).reshape(5, 16))  # fmt: skip
+    options = {"mode": mode, "n_dims": 16, "n_offs": 2, "device": device.index}
+    c, s = halves[0], halves[1]
+    doubled = clrope.rotate(x, join(c, c), join(s, s), full_tables=full_tables, **options)
+    assert same(doubled, clrope.rotate(x, c, s, **options)).all()
+    got = clrope.rotate(x, join(*halves[:2]), join(*halves[2:]), full_tables=full_tables, **options)
+    real = np.float64 if dtype == "f64" else np.float32
+    want = x.copy()
+    c0, c1, s0, s1 = (wide(t, dtype)[None, :, None, :] for t in halves)
+    a, b = x[..., first].astype(real), x[..., second].astype(real)
+    want[..., first] = (a * c0 - b * s0).astype(x.dtype)
+    want[..., second] = (a * s1 + b * c1).astype(x.dtype)
+    assert same(got, want).all()
+
+
+def test_tables_of_a_configuration(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    config = RopeConfig("neox", 12, n_offs=2, attn_factor=1.25)
+    x = uniform(rng, "f16", 2, 5, 3, 16)
+    cos, sin = emulate_cos_sin(np.arange(64), config)
+    positions = rng.integers(0, 64, 5)
+    got = clrope.rotate(x, cos, sin, positions, n_dims=12, n_offs=2, device=device.index)
+    assert same(got, emulate_rope(x, positions, config)).all()
+
+
+def test_strided_tables_and_inputs(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    big = uniform(rng, "f32", 80, 40)
+    cos, sin = big[::2, 1:17:2], big[79::-2, ::-5]
+    assert cos.shape == sin.shape == (40, 8)
+    x = uniform(rng, "f32", 2, 10, 3, 32)[:, ::-2, :, ::2]
+    positions = rng.integers(0, 40, 5)
+    want = emulate_rotation(x, cos[positions][None], sin[positions][None], pair_indices(RopeConfig("neox", 16)))
+    assert same(clrope.rotate(x, cos, sin, positions, device=device.index), want).all()
+    assert same(clrope.rotate(x, cos, sin, positions, device=device.index, transfer="copy"), want).all()
+
+
+def test_tables_are_read_as_they_are(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    x = uniform(rng, "f32", 5, 3, 16)
+    cos, sin = (uniform(rng, "f32", 5, 8) for _ in range(2))
+    for _ in range(3):
+        want = emulate_rotation(x, cos[None], sin[None], pair_indices(RopeConfig("neox", 16)))
+        assert same(clrope.rotate(x, cos, sin, device=device.index), want).all()
+        cos *= -0.5
+        sin += 1
+
+
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"sin": np.zeros((5, 7), np.float32)}, ShapeError, r"sin: shape \(1, 5, 1, 7\) differs from cos' \(1, 5, 1, 8\)"),
+    ({"sin": np.zeros((5, 8), np.float16)}, ShapeError, "sin: dtype f16 differs from cos' f32"),
+    (
+        {"cos": np.zeros((5, 8)), "sin": np.zeros((5, 8))},
+        ShapeError,
+        "cos, sin: float64 tables need float64 x, which is f32",
+    ),
+    ({"cos": np.zeros(8, np.float32)}, ShapeError, r"cos: got shape \[8\], allowed are \[max_pos, columns\]"),
+    ({"cos": [[1.0]]}, ShapeError, "cos: got list, allowed are"),
+    ({"cos": np.zeros((5, 8), np.int32)}, ShapeError, "cos: got dtype int32"),
+    ({"positions": [0, 1, 2, 3, 5]}, ShapeError, r"positions: got 5, the tables have rows 0 \.\.\. 4"),
+    ({"positions": [0, 1, -1, 3, 4]}, ShapeError, r"positions: got -1, the tables have rows 0 \.\.\. 4"),
+    ({"positions": 1}, ShapeError, r"positions: got 5, the tables have rows 0 \.\.\. 4"),
+    ({"positions": [0.0] * 5}, ShapeError, "positions: got dtype float64"),
+    ({"n_dims": 5}, ConfigError, "n_dims: got 5, it must be even and at least 2"),
+    ({"n_dims": 12}, ShapeError, "cos: got 8 columns; for n_dims 12 allowed are 6 and 12"),
+    ({"n_offs": 4}, ConfigError, r"n_offs \+ n_dims: got 4 \+ 16, at most head_dim = 16"),
+    ({"mode": "gptj"}, ConfigError, "mode: got 'gptj', allowed are"),
+    ({"mode": None}, ConfigError, "mode: got None"),
+    ({"out": np.zeros((5, 3, 14), np.float32)}, ShapeError, r"out: got shape \[5, 3, 14\], x has \[5, 3, 16\]"),
+    ({"x": np.zeros((4, 3, 16), np.float32)}, ShapeError, r"cos: got shape \[5, 8\]; without positions \[4, columns\]"),
+]
+
+
+@pytest.mark.usefixtures("devices")
+@pytest.mark.parametrize(("given", "kind", "message"), REFUSED, ids=[m[:40] for *_, m in REFUSED])
+def test_refusals(given: dict[str, Any], kind: type[Exception], message: str) -> None:
+    x, table = np.ones((5, 3, 16), np.float32), np.ones((5, 8), np.float32)
+    with pytest.raises(kind, match=message):
+        clrope.rotate(**{"x": x, "cos": table, "sin": table, **given})
+    assert (x == 1).all()
+    assert (table == 1).all()
+
+
+def test_full_tables_by_name(device: clrope.DeviceInfo) -> None:
+    x, table = np.ones((5, 3, 16), np.float32), np.ones((5, 16), np.float32)
+    with pytest.raises(ConfigError, match="full_tables: got 'both', allowed are 'halves', 'interleaved'"):
+        clrope.rotate(x, table, table, full_tables="both", device=device.index)  # type: ignore[arg-type]
+
+
+def test_empty() -> None:
+    table = np.ones((0, 8), np.float32)
+    assert clrope.rotate(np.zeros((0, 3, 16), np.float32), table, table).shape == (0, 3, 16)
