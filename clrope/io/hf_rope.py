@@ -11,8 +11,7 @@ from typing import Any
 from ..errors import ConfigError
 
 #: Divisor of the angle of a pair that 'proportional' leaves alone. Finite, because a divisor must be; large enough
-#: that the angle is below half a unit of the 64-bit phase (and of float32 1.0) at every position. llama.cpp writes
-#: the same number into its files.
+#: that the angle is below half a unit of the 64-bit phase (and of float32 1.0) at every position.
 UNROTATED = 1e30
 
 #: Older or other names of the types.

@@ -148,7 +148,7 @@ class Trial:
         from ..reference import pair_indices
         from ..schedule.geometry import Geometry
 
-        batches, tokens, heads, head_dim = shape
+        _, tokens, heads, head_dim = shape
         config = RopeConfig(self.pairing, n_dims, n_offs=n_offs)
         step = head_dim + head_gap
         x_view = TensorView(shape, (tokens * heads * step, heads * step, step, 1), x_offset, self.dtype_name)
