@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,16 @@ NEOX = RopeConfig("neox", 12)
 
 
 @pytest.fixture
-def queue(device: clrope.DeviceInfo) -> cl.CommandQueue:
+def queue(device: clrope.DeviceInfo) -> Iterator[cl.CommandQueue]:
     """A queue of the caller's own, in a context of its own."""
-    return cl.CommandQueue(cl.Context([device.cl_device]))
+    context, made = own_queue(device)
+    yield made
+    del context  # Intel's queues do not keep their context
+
+
+def own_queue(device: clrope.DeviceInfo) -> tuple[cl.Context, cl.CommandQueue]:
+    context = cl.Context([device.cl_device])
+    return context, cl.CommandQueue(context)
 
 
 def host(rng: np.random.Generator, dtype: str = "f32", shape: tuple[int, ...] = (2, 5, 3, 16)) -> np.ndarray:
@@ -163,7 +171,8 @@ def test_empty(queue: cl.CommandQueue) -> None:
 def test_refusals(queue: cl.CommandQueue, device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     x = host(rng)
     array = to_device(queue, x)
-    elsewhere = to_device(cl.CommandQueue(cl.Context([device.cl_device])), x)
+    _context, other = own_queue(device)
+    elsewhere = to_device(other, x)
     out = np.zeros_like(x)
     for arguments, kind, message in (
         ({"x": array, "out": out}, ShapeError, "out: got host memory for x in an OpenCL array, both must be"),
@@ -185,7 +194,8 @@ def test_refusals(queue: cl.CommandQueue, device: clrope.DeviceInfo, rng: np.ran
 def test_another_device_is_refused(devices: tuple[clrope.DeviceInfo, ...], rng: np.random.Generator) -> None:
     if len(devices) < 2:
         pytest.skip("needs two devices")
-    array = to_device(cl.CommandQueue(cl.Context([devices[0].cl_device])), host(rng))
+    _context, queue = own_queue(devices[0])
+    array = to_device(queue, host(rng))
     with pytest.raises(DeviceError, match=r"device: '.*' was asked for, but x lives on '.*'"):
         clrope.rope(array, 0, NEOX, device=devices[1].index)
 

@@ -64,7 +64,8 @@ def test_no_option_relaxes_the_arithmetic(
 
     monkeypatch.setattr(cl.Program, "build", watched)
     monkeypatch.delenv("PYOPENCL_BUILD_OPTIONS", raising=False)
-    queue = cl.CommandQueue(cl.Context([device.cl_device]))
+    context = cl.Context([device.cl_device])
+    queue = cl.CommandQueue(context)
     for dtype in clrope.layout.DTYPES.values():
         for config in (RopeConfig("normal", 4), RopeConfig("neox", angles="ggml")):
             x = rng.uniform(-1, 1, (2, 1, 8)).astype(dtype)

@@ -32,8 +32,8 @@ class Refused:
 class Contender:
     """One call on several sets of buffers in turn.
 
-    call:     rotates set i (or copies it, or launches nothing) and returns when that is done: OpenCL events with
-              profiling times, or None.
+    call:     rotates set i (or copies it, or launches nothing) and returns when that is done; on a device
+              the OpenCL events, or None.
     check:    runs the call on some sets and returns the error (NMSE); raises `WrongResultError`.
     profiled: a call as `call` on a queue that takes times, where `call`'s own does not.
     """
@@ -144,7 +144,8 @@ def _timed(contender: Contender, *, record: bool) -> int:
     if record:
         contender.wall.append(wall)
         contender.cpu.append(cpu)
-        taken = event_ns(events)
+        # Without a device, what came back is a peer's result.
+        taken = event_ns(events) if contender.device is not None else None
         if taken is not None:
             contender.event.append(taken)
     return wall

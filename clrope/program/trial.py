@@ -34,6 +34,8 @@ CLOSE = {"f16": 1e-6, "bf16": 1e-4, "f32": 1e-10, "f64": 1e-18}
 #: Rounds after which spellings that take this much more time than the best are not timed again.
 CUTS = {3: 1.5, 6: 1.2}
 MOST_ROUNDS = 14
+#: Share of the time after which no further spelling is checked, so that those that are right get timed.
+CHECKING = 0.7
 HEADS, HEAD_DIM = 32, 128
 _SAMPLE = 3  # tokens checked at the start, in the middle and at the end of what is timed
 
@@ -109,7 +111,7 @@ class Trial:
         setups = self._setups()
         self._settle(setups)
         for number in todo:
-            if self._seconds() > 0.6 * self.job["seconds"]:
+            if self._seconds() > CHECKING * self.job["seconds"]:
                 return
             self._begin(number, "checking")
             failure, log = self._checked(number, setups)
@@ -393,8 +395,10 @@ class _Workload:
 
         trial, queue = self.trial, self.trial.queue
         row = self.nbytes // self.tokens
-        count = min(_SAMPLE, self.tokens)
-        starts = sorted({0, max(0, self.tokens // 2 - count), self.tokens - count})
+        # All of a few tokens, or some that do not overlap.
+        few = self.tokens < 4 * _SAMPLE
+        count = self.tokens if few else _SAMPLE
+        starts = [0] if few else [0, self.tokens // 2, self.tokens - count]
         inputs = []
         for start in starts:
             x = trial.rng.standard_normal((1, count, HEADS, HEAD_DIM)).astype(trial.dtype)

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyopencl
+
+
+#: Kernel objects whose launch is gone, per program and name: making one costs more than all the rest of a small call.
+_pools: weakref.WeakKeyDictionary[Any, dict[str, deque[Any]]] = weakref.WeakKeyDictionary()
+_MOST_POOLED = 32
+
+
+def _pool(program: pyopencl.Program, name: str) -> deque[Any]:
+    return _pools.setdefault(program, {}).setdefault(name, deque(maxlen=_MOST_POOLED))
+
+
+def _take(pool: deque[Any], program: pyopencl.Program, name: str) -> Any:
+    import pyopencl as cl
+
+    try:
+        return pool.pop()  # atomic, so no two threads get the same one
+    except IndexError:
+        return cl.Kernel(program, name)
 
 
 class Launch:
@@ -20,14 +40,18 @@ class Launch:
         local_size: tuple[int, ...] | None,
         arguments: Sequence[Any],
     ) -> None:
-        import pyopencl as cl
-
-        self.kernel = cl.Kernel(program, name)
+        self._pool = _pool(program, name)
+        self.kernel = _take(self._pool, program, name)
         self.kernel.set_args(*arguments)
         self.global_size = global_size
         self.local_size = local_size
         # OpenCL keeps no reference to buffers given as arguments before the launch.
         self._arguments = tuple(arguments)
+
+    def __del__(self) -> None:
+        # Absent if the constructor failed.
+        if "kernel" in self.__dict__:
+            self._pool.append(self.kernel)
 
     def enqueue(self, queue: pyopencl.CommandQueue, wait_for: Sequence[Any] | None = None) -> pyopencl.Event:
         """Put the call on the queue and return its event."""

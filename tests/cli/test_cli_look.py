@@ -16,9 +16,7 @@ import clrope
 from clrope import DeviceInfo
 from clrope.device.info import Health, absent
 
-DATA = Path(__file__).parent.parent / "data"
 ROOT = Path(__file__).parent.parent.parent
-FEW = "type=f16 ne_a=[128,32,2,1] fs=1.0 ef=0.0 v=0"
 
 Call = Callable[..., Any]
 

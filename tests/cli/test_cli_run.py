@@ -16,8 +16,6 @@ from clrope import DeviceInfo
 from clrope.io.arrays import read_arrays, read_metadata, write_arrays
 
 DATA = Path(__file__).parent.parent / "data"
-ROOT = Path(__file__).parent.parent.parent
-FEW = "type=f16 ne_a=[128,32,2,1] fs=1.0 ef=0.0 v=0"
 
 Call = Callable[..., Any]
 

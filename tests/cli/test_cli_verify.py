@@ -14,7 +14,6 @@ from clrope import DeviceInfo
 from clrope.program.source import kernel_folder
 from clrope.suite import runner
 
-DATA = Path(__file__).parent.parent / "data"
 ROOT = Path(__file__).parent.parent.parent
 FEW = "type=f16 ne_a=[128,32,2,1] fs=1.0 ef=0.0 v=0"
 
