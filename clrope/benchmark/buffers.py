@@ -43,12 +43,14 @@ def host_cache_bytes() -> int:
     return largest
 
 
-def sets_needed(bytes_per_set: int, cache_bytes: int, cached: bool) -> int:
-    """Return how many sets it takes; 1 if data may stay in the cache."""
-    if cached:
+def sets_needed(workload: Workload, cache_bytes: int) -> int:
+    """Return how many sets it takes for a cache of that size; 1 if data may stay in it."""
+    if workload.sets is not None:
+        return workload.sets
+    if workload.cached:
         return 1
     wanted = max(LEAST_BYTES, CACHE_MULTIPLE * cache_bytes)
-    return max(1, min(MOST_SETS, -(-wanted // bytes_per_set)))
+    return max(1, min(MOST_SETS, -(-wanted // (sides(workload) * block_bytes(workload)))))
 
 
 def block_bytes(workload: Workload) -> int:
@@ -111,8 +113,7 @@ class HostSets:
     def __init__(self, inputs: Inputs) -> None:
         workload = inputs.workload
         self.inputs = inputs
-        per_set = sides(workload) * block_bytes(workload)
-        self.count = sets_needed(per_set, host_cache_bytes(), workload.cached)
+        self.count = sets_needed(workload, host_cache_bytes())
         self.x_blocks = [aligned(inputs.block.size) for _ in range(self.count)]
         self.y_blocks = self.x_blocks if workload.in_place else [aligned(inputs.block.size) for _ in range(self.count)]
         self.x = [tensors_of(workload, block) for block in self.x_blocks]
@@ -135,9 +136,8 @@ class DeviceSets:
 
         workload = inputs.workload
         self.queue, self.inputs = queue, inputs
-        per_set = sides(workload) * block_bytes(workload)
         cache = max(host_cache_bytes() if device.kind == "cpu" else 0, int(queue.device.global_mem_cache_size or 0))
-        self.count = sets_needed(per_set, cache, workload.cached)
+        self.count = sets_needed(workload, cache)
         size = block_bytes(workload)
 
         def buffers() -> list[Any]:

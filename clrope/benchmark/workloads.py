@@ -35,6 +35,7 @@ class Workload:
     positions: 'range' 0 ... S - 1 for all batches, 'per batch' a far offset for each, 'grid' rows t, h, w, e of an image.
     cached:    whether data may stay in the cache between calls. latency: judged by time a call, not by bytes a second.
     fresh:     other positions at every call, so that cos and sin are computed each time.
+    sets:      buffer sets, where it is not left to their size.
     peers, host: whether other libraries, and calls on NumPy arrays, are timed too.
     """
 
@@ -50,6 +51,7 @@ class Workload:
     cached: bool = False
     latency: bool = False
     fresh: bool = False
+    sets: int | None = None
     peers: bool = True
     host: bool = False
 
@@ -129,7 +131,7 @@ class Workload:
     def tiny(self) -> Workload:
         """Return it with short axes, for trying everything quickly; what it takes then means nothing."""
         small = tuple((min(b, 2), min(s, 16), min(n, 4), d) for b, s, n, d in self.tensors)
-        return replace(self, tensors=small, cached=True)
+        return replace(self, tensors=small, sets=1 if self.cached else 2)
 
 
 def _cross(family: str, tensors: Sequence[Shape], modes: Sequence[Mode] = ("normal", "neox"), **more: Any) -> list[Workload]:

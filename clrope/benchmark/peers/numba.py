@@ -6,6 +6,9 @@ import importlib
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from ..contender import Refused
 from . import Prepared, Task, installed
 
@@ -24,15 +27,15 @@ def _kernels() -> tuple[Any, Any]:
 
     # Written twice, so that the compiler sees the distance of a pair's elements as a constant where it is one.
     @numba.njit(parallel=True)
-    def neox(x, y, cos, sin, rows_per_batch):  # type: ignore[no-untyped-def]
-        batches, seq, heads, head_dim = x.shape
-        half = cos.shape[1]
-        for token in prange(batches * seq):
-            b, s = token // seq, token % seq
-            row = token if rows_per_batch else s
+    def neox(x, y, cos, sin):  # type: ignore[no-untyped-def]
+        tokens, heads, head_dim = x.shape
+        rows, half = cos.shape
+        for token in prange(tokens):
+            # prange counts unsigned, and numba makes a float of signed and unsigned.
+            row = np.int64(token) % rows
             c, d = cos[row], sin[row]
             for h in range(heads):
-                source, target = x[b, s, h], y[b, s, h]
+                source, target = x[token, h], y[token, h]
                 for i in range(half):
                     one, two = source[i], source[half + i]
                     target[i] = one * c[i] - two * d[i]
@@ -41,15 +44,15 @@ def _kernels() -> tuple[Any, Any]:
                     target[i] = source[i]
 
     @numba.njit(parallel=True)
-    def normal(x, y, cos, sin, rows_per_batch):  # type: ignore[no-untyped-def]
-        batches, seq, heads, head_dim = x.shape
-        half = cos.shape[1]
-        for token in prange(batches * seq):
-            b, s = token // seq, token % seq
-            row = token if rows_per_batch else s
+    def normal(x, y, cos, sin):  # type: ignore[no-untyped-def]
+        tokens, heads, head_dim = x.shape
+        rows, half = cos.shape
+        for token in prange(tokens):
+            # prange counts unsigned, and numba makes a float of signed and unsigned.
+            row = np.int64(token) % rows
             c, d = cos[row], sin[row]
             for h in range(heads):
-                source, target = x[b, s, h], y[b, s, h]
+                source, target = x[token, h], y[token, h]
                 for i in range(half):
                     one, two = source[2 * i], source[2 * i + 1]
                     target[2 * i] = one * c[i] - two * d[i]
@@ -70,6 +73,11 @@ def prepare(task: Task) -> Prepared | Refused:
 
     def call(i: int) -> None:
         for x, y in zip(task.x[i], task.y[i], strict=True):
-            kernel(x, y, task.cos, task.sin, task.rows_per_batch)
+            # Batches that share positions come around to the same rows of the tables.
+            kernel(_tokens(x), _tokens(y), task.cos, task.sin)
 
     return Prepared(call)
+
+
+def _tokens(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return x.reshape(-1, x.shape[2], x.shape[3])

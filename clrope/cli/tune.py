@@ -1,0 +1,166 @@
+"""`clrope tune`: find the fastest spelling of each kernel on a device, or show what was found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import ConfigError
+from .ending import ends_well
+
+if TYPE_CHECKING:
+    from ..device import DeviceInfo
+    from ..program.outcome import Record, Tuning
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("tune")(ends_well(_tune))
+
+
+def _tune(
+    device: Annotated[
+        list[str] | None,
+        typer.Option(help="A device by name or index (repeatable). Default: every healthy one but simulators."),
+    ] = None,
+    budget: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="About how long, for each device.")] = 300.0,
+    dtype: Annotated[list[str] | None, typer.Option("--type", help="f16, bf16, f32 or f64 (repeatable).")] = None,
+    show: Annotated[bool, typer.Option("--show", help="Show what was found earlier; try nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> bool:
+    """Try every spelling of the kernels in child processes, check each bit it gives, time it, and remember the winners.
+
+    Later calls use them. Exit code 1 if a device could not be tuned (with --show: if nothing is known of any).
+    """
+    from ..layout import DTYPES
+
+    for name in dtype or ():
+        if name not in DTYPES:
+            raise ConfigError(f"--type: got {name!r}, allowed are {', '.join(DTYPES)}")
+    targets, troubles = _targets(device or [])
+    tunings = []
+    for target in targets:
+        if show:
+            tunings.append(_remembered(target, dtype))
+        else:
+            tunings.append(_with_progress(target, budget, dtype))
+    well = bool(tunings) and not troubles and all(t.records for t in tunings)
+    if show:
+        well = any(t.records for t in tunings)
+    if as_json:
+        from .tables import print_json
+
+        print_json(_report(targets, tunings, troubles))
+        return well
+    for target, tuning in zip(targets, tunings, strict=True):
+        _print(target, tuning)
+    for line in troubles:
+        print(f"not tuned: {line}")
+    return well
+
+
+def _targets(names: list[str]) -> tuple[list[DeviceInfo], list[str]]:
+    """Return the devices to tune, and why others are not."""
+    from ..device import device, devices
+    from ..errors import DeviceError
+
+    if not names:
+        found = devices()
+        usable = [d for d in found if d.health.ok and not d.simulator]
+        troubles = [] if usable else [d.trouble() for d in found if not d.health.ok] or ["no OpenCL device was found"]
+        return usable, troubles
+    targets: list[DeviceInfo] = []
+    troubles = []
+    for name in names:
+        try:
+            target = device(name)
+        except DeviceError as error:
+            troubles.append(str(error))
+            continue
+        if target not in targets:
+            targets.append(target)
+    return targets, troubles
+
+
+def _purposes(target: DeviceInfo, types: list[str] | None) -> Any:
+    from ..program.tuner import all_purposes
+
+    return [p for p in all_purposes(target) if not types or p.dtype in types]
+
+
+def _with_progress(target: DeviceInfo, budget: float, types: list[str] | None) -> Tuning:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from ..program.tuner import tune
+
+    with Progress(
+        TextColumn("tune {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        console=Console(stderr=True), redirect_stdout=False, redirect_stderr=False,
+    ) as bar:  # fmt: skip
+        task = bar.add_task(target.name, total=None)
+
+        def progress(what: str, done: int, total: int) -> None:
+            bar.update(task, description=f"{target.name}: {what}", completed=done, total=total)
+
+        return tune(target, budget, _purposes(target, types), progress=progress)
+
+
+def _remembered(target: DeviceInfo, types: list[str] | None) -> Tuning:
+    from ..program import tuning
+    from ..program.outcome import Tuning
+
+    wanted = _purposes(target, types)
+    pairs = dict.fromkeys((p.dtype, p.pairing) for p in wanted)
+    records = [r for dtype, pairing in pairs for r in tuning.known(target, dtype, pairing).records]
+    known = {r.purpose for r in records}
+    return Tuning(target.key, records, [p for p in wanted if p not in known])
+
+
+def _report(targets: list[DeviceInfo], tunings: list[Tuning], troubles: list[str]) -> dict[str, Any]:
+    return {
+        "schema": "clrope.tune/1",
+        "devices": [
+            {
+                "device": tuning.device, "index": target.index,
+                "records": [record.to_dict() for record in tuning.records],
+                "left": [str(purpose) for purpose in tuning.left], "trouble": tuning.trouble,
+            }
+            for target, tuning in zip(targets, tunings, strict=True)
+        ],
+        "not_tuned": troubles,
+    }  # fmt: skip
+
+
+def _print(target: DeviceInfo, tuning: Tuning) -> None:
+    from .tables import print_table
+
+    print(f"{target}: {target.driver_version}")
+    for record in tuning.records:
+        print_table(_title(record), ["outcome", "#GB/s", "#of copy", "spelling", "why"], _rows(record))
+    if tuning.left:
+        print(f"not tuned: {'; '.join(map(str, tuning.left))}")
+    for line in tuning.trouble:
+        print(f"trouble: {line}")
+
+
+def _title(record: Record) -> str:
+    from .tables import bytes_text
+
+    ceiling = "" if record.ceiling_gbs is None else f", {_ceiling_name(record)} {record.ceiling_gbs:.3g} GB/s"
+    judge = "" if record.judged_by == "emulation" else f", judged by the {record.judged_by} kernel"
+    return f"{record.purpose}, {bytes_text(record.nbytes)}{ceiling}{judge}"
+
+
+def _ceiling_name(record: Record) -> str:
+    return "scaling" if record.purpose.in_place else "copy"
+
+
+def _rows(record: Record) -> list[list[str]]:
+    rows = []
+    # The fastest first, then what failed.
+    for o in sorted(record.outcomes, key=lambda o: (o.broken, o.outcome != "ok", o.seconds or 0.0)):
+        share = "-" if o.gbs is None or not record.ceiling_gbs else f"{o.gbs / record.ceiling_gbs:.2f}"
+        rows.append([o.outcome, "-" if o.gbs is None else f"{o.gbs:.3g}", share, str(o.variant), o.reason])
+    return rows
