@@ -70,6 +70,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"x": window(0), "out": window(95)}, ShapeError, "out: overlaps x"),
     ({"x": window(0), "out": window(0)[::-1]}, ShapeError, "out: overlaps x"),
     ({"x": window(0), "out": window(0)[..., ::-1]}, ShapeError, "out: overlaps x"),
+    ({"x": window(0), "out": LONG[:96].reshape(3, 2, 2, 8).transpose(1, 0, 2, 3)}, ShapeError, "out: overlaps x"),
     ({"out": np.lib.stride_tricks.as_strided(LONG.copy(), (2, 3, 2, 8), (64, 64, 32, 4))}, ShapeError,
      r"out: elements share memory \(strides \[16, 16, 8, 1\]\), each needs a place of its own"),
     ({"x": (X, X), "out": X}, ShapeError, r"out: got 2 arrays for 2 inputs|out: got (rank 3|shape)"),

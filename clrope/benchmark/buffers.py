@@ -129,7 +129,7 @@ class HostSets:
 
 
 class DeviceSets:
-    """Sets in a device's memory: `x[i]`, `y[i]` are lists of OpenCL arrays, `x_blocks[i]`, `y_blocks[i]` the buffers."""
+    """Sets in a device's memory: lists of OpenCL arrays `x[i]`, `y[i]` in the buffers `x_blocks[i]`, `y_blocks[i]`."""
 
     def __init__(self, queue: pyopencl.CommandQueue, device: DeviceInfo, inputs: Inputs) -> None:
         import pyopencl as cl

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..device import DeviceInfo
 
 Name = Literal["copy", "stream", "scale"]
+Access = Literal["vload", "vector"]
 WIDTHS = (4, 8, 16)
 #: Bytes that a work-item moves. On CPUs, where a work-item is a thread's turn; elsewhere neighbours take neighbours.
 CPU_CHUNKS = (1 << 10, 1 << 12, 1 << 14, 1 << 16)
@@ -41,7 +42,7 @@ class Spelling:
 
     name: Name
     width: int
-    access: Literal["vload", "vector"]
+    access: Access
     chunk: int
     local: int | None
 
@@ -60,14 +61,9 @@ class Spelling:
 def spellings(name: Name, kind: str) -> list[Spelling]:
     """Return the spellings to try on a device of that kind."""
     if kind == "cpu":
-        return [
-            Spelling(name, width, access, chunk, 1)
-            for width, access, chunk in itertools.product(WIDTHS, ("vload", "vector"), CPU_CHUNKS)
-        ]
-    return [
-        Spelling(name, width, "vector", 0, local) for width, local in itertools.product((1, 2, 4, 8, 16), (64, 256))
-        if width > 1
-    ]  # fmt: skip
+        both: tuple[Access, ...] = ("vload", "vector")
+        return [Spelling(name, *parts, 1) for parts in itertools.product(WIDTHS, both, CPU_CHUNKS)]
+    return [Spelling(name, width, "vector", 0, local) for width, local in itertools.product((2, *WIDTHS), (64, 256))]
 
 
 def source() -> str:
@@ -85,7 +81,7 @@ class Ceilings:
         self.notes: dict[str, str] = {}
 
     def contenders(self, sets: DeviceSets) -> tuple[list[Contender], list[dict[str, Any]]]:
-        """Return what fits the workload of the sets: three ways to copy out of place, scaling in place; and failures."""
+        """Return what fits the workload of the sets, three ways to copy or scaling in place; and failures."""
         if sets.inputs.workload.in_place:
             return self._kernels("scale", sets)
         copies, failures = [self._driver_copy(sets)], []

@@ -35,8 +35,12 @@ def text_of(result: dict[str, Any]) -> str:
         marks.append(json.dumps(value, allow_nan=False))
         return f"@{len(marks) - 1}@"
 
-    records = [w | {"entries": [mark(e) for e in w["entries"]], "tensors": mark(w["tensors"])} for w in result["workloads"]]
-    body = json.dumps(result | {"workloads": records, "processes": [mark(p) for p in result["processes"]]}, indent=1, allow_nan=False)
+    records = [
+        w | {"entries": [mark(e) for e in w["entries"]], "tensors": mark(w["tensors"])} for w in result["workloads"]
+    ]
+    body = json.dumps(
+        result | {"workloads": records, "processes": [mark(p) for p in result["processes"]]}, indent=1, allow_nan=False
+    )
     for number, value in enumerate(marks):
         body = body.replace(f'"@{number}@"', value, 1)
     return body + "\n"
@@ -63,7 +67,7 @@ def of_device(result: dict[str, Any], label: str) -> dict[str, Any]:
     """Return the part of a result that concerns one device, peers and the host's own figures included."""
 
     def kept(entry: dict[str, Any]) -> bool:
-        return entry.get("device", label) == label
+        return bool(entry.get("device", label) == label)
 
     records = [w | {"entries": [e for e in w["entries"] if kept(e)]} for w in result["workloads"]]
     return result | {

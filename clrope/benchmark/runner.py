@@ -65,7 +65,7 @@ class Bench:
 
 
 def labels(devices: Sequence[DeviceInfo]) -> list[str]:
-    """Return short names of devices, all different: 'pocl', 'intel', 'nvidia', ..., with a number from the second on."""
+    """Return short names of devices, all different: 'pocl', 'intel', ..., with a number from the second on."""
     out: list[str] = []
     for device in devices:
         known = [alias for alias, text in ALIASES.items() if text in device.platform.lower()]
@@ -81,16 +81,14 @@ def open_bench(device: DeviceInfo, label: str) -> Bench:
 
     context = context_for(device)
     plain = cl.CommandQueue(context, device.cl_device)
-    profiled = cl.CommandQueue(
-        context, device.cl_device, properties=cl.command_queue_properties.PROFILING_ENABLE
-    )
+    profiled = cl.CommandQueue(context, device.cl_device, properties=cl.command_queue_properties.PROFILING_ENABLE)
     return Bench(device, label, plain, profiled, Ceilings(device, profiled, label))
 
 
 def run(
     workloads: Sequence[Workload],
     devices: Sequence[DeviceInfo],
-    options: Options = Options(),  # noqa: B008 - frozen
+    options: Options = Options(),
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Measure and return the result, as `results.schema.json` describes it."""
@@ -131,9 +129,7 @@ def run(
     }  # fmt: skip
 
 
-def measure(
-    workload: Workload, benches: Sequence[Bench], present: Sequence[Peer], options: Options
-) -> dict[str, Any]:
+def measure(workload: Workload, benches: Sequence[Bench], present: Sequence[Peer], options: Options) -> dict[str, Any]:
     """Return the record of one workload: its entries, the number of buffer sets, the load."""
     record: dict[str, Any] = {"name": workload.name} | workload.to_dict() | {"load": load()}
     begun = time.perf_counter()
@@ -232,7 +228,7 @@ def _peer_side(gathering: _Gathering, peer: Peer, host: HostSets, task: Any, jud
         else:
             gathering.prepared.append(made[1])
             gathering.take(made[0])
-    except Exception as error:  # noqa: BLE001 - other people's code; what it raises is the entry
+    except Exception as error:  # other people's code: whatever it raises is the entry
         gathering.failures.append(failure("peer", peer.name, "error", _line(error)))
 
 

@@ -43,59 +43,53 @@ def _taken(outputs: Sequence[Any]) -> list[Any]:
 def on_device(sets: DeviceSets, profiled: pyopencl.CommandQueue, judge: Judge, label: str) -> Contender:
     """Return `plan.run()` on OpenCL arrays, one plan a set. Where latency counts, on a queue that takes no times."""
     workload, queue = sets.inputs.workload, sets.queue
+    plans = _plans(Rope(workload.config, queue), sets.x, sets.y, workload)
     fresh = [workload.position_array(7 * i) for i in range(FRESH)] if workload.fresh else []
     turn = 0
 
-    def caller(
-        queue: pyopencl.CommandQueue, x: Sequence[Any], y: Sequence[Any]
-    ) -> tuple[list[Any], Callable[[int], Any]]:
-        plans = _plans(Rope(workload.config, queue), x, y, workload)
+    def call(i: int) -> None:
+        plans[i].run()
+        queue.finish()
 
-        def call(i: int) -> Any:
-            plans[i].run()
-            queue.finish()
-            return _taken(y[i])
-
-        def call_fresh(i: int) -> Any:
-            nonlocal turn
-            turn = (turn + 1) % FRESH
-            plans[i].run(positions=fresh[turn])
-            queue.finish()
-            return _taken(y[i])
-
-        return plans, call_fresh if fresh else call
-
-    plans, call = caller(queue, sets.x, sets.y)
-    check_plans = plans
+    def call_fresh(i: int) -> None:
+        nonlocal turn
+        turn = (turn + 1) % FRESH
+        plans[i].run(positions=fresh[turn])
+        queue.finish()
 
     def check() -> float:
         worst = 0.0
         for number in {0, sets.count - 1}:
             sets.reset(number)
-            if fresh:
-                check_plans[number].run(positions=fresh[0])
-            else:
-                check_plans[number].run()
+            plans[number].run(positions=workload.position_array() if fresh else None)
             queue.finish()
             _taken(sets.y[number])
             worst = max(worst, judge(tensors_of(workload, sets.read(number))))
             sets.reset(number)
         return worst
 
-    seen: dict[str, dict[str, Any]] = {}
-    for variant in plans[0].variants:
-        seen.setdefault(repr(variant), variant.to_dict())
-    details = {"variants": list(seen.values()), "launches": plans[0].launches}
-    timed = None
+    timed: Callable[[int], list[Any]] | None = None
     if profiled is not queue:
-        timed = caller(profiled, *sets.on_queue(profiled))[1]
+        x, y = sets.on_queue(profiled)
+        timed_plans = _plans(Rope(workload.config, profiled), x, y, workload)
+
+        def with_times(i: int) -> list[Any]:
+            timed_plans[i].run()
+            profiled.finish()
+            return _taken(y[i])
+
+        timed = with_times
+
+    seen = {repr(variant): variant.to_dict() for variant in plans[0].variants}
     return Contender(
-        "clrope", "arrays", call, check, sets.count, workload.bytes_moved, label, details=details, profiled=timed
-    )
+        "clrope", "arrays", call_fresh if fresh else call, check, sets.count, workload.bytes_moved, label,
+        details={"variants": list(seen.values()), "launches": plans[0].launches},
+        after=lambda i: _taken(sets.y[i]), profiled=timed,
+    )  # fmt: skip
 
 
 def on_host(sets: HostSets, queue: pyopencl.CommandQueue, judge: Judge, label: str) -> list[Contender]:
-    """Return calls on NumPy arrays: a plan's run, `rope(..., out=)`, and `rope(...)` with a new array for the result."""
+    """Return calls on NumPy arrays: a plan's run, `rope(..., out=)`, and `rope(...)` with a new result array."""
     workload = sets.inputs.workload
     op = Rope(workload.config, queue)
     plans = _plans(op, sets.x, sets.y, workload)

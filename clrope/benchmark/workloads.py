@@ -32,7 +32,7 @@ TYPES = ("f32", "f16", "bf16")
 class Workload:
     """One thing to time. `tensors`: shapes [B, S, N, D] that share positions and are rotated by one call.
 
-    positions: 'range' 0 ... S - 1 for all batches, 'per batch' a far offset for each, 'grid' rows t, h, w, e of an image.
+    positions: 'range' 0 ... S - 1 for all batches, 'per batch' an offset for each, 'grid' rows t, h, w, e of an image.
     cached:    whether data may stay in the cache between calls. latency: judged by time a call, not by bytes a second.
     fresh:     other positions at every call, so that cos and sin are computed each time.
     sets:      buffer sets, where it is not left to their size.
@@ -134,7 +134,9 @@ class Workload:
         return replace(self, tensors=small, sets=1 if self.cached else 2)
 
 
-def _cross(family: str, tensors: Sequence[Shape], modes: Sequence[Mode] = ("normal", "neox"), **more: Any) -> list[Workload]:
+def _cross(
+    family: str, tensors: Sequence[Shape], modes: Sequence[Mode] = ("normal", "neox"), **more: Any
+) -> list[Workload]:
     return [
         Workload(family, tuple(tensors), dtype, mode, in_place, forward, **more)
         for dtype, mode, in_place, forward in itertools.product(TYPES, modes, (False, True), (True, False))
@@ -160,7 +162,7 @@ def size_name(count: int) -> str:
 def _all() -> list[Workload]:
     made = _cross("prefill", [PREFILL], host=True)
     for mode in ("mrope", "imrope"):
-        made += _cross("prefill", [PREFILL], [mode], sections=TEXT_SECTIONS, positions="grid")  # type: ignore[list-item]
+        made += _cross("prefill", [PREFILL], [mode], sections=TEXT_SECTIONS, positions="grid")
     made += _cross("prompt", [(1, 512, 32, 128)])
     made += _cross("batch", [(8, 512, 32, 128)])
     made += _cross("gqa", [PREFILL, (1, 4096, 8, 128)])
@@ -168,7 +170,7 @@ def _all() -> list[Workload]:
     made += _cross("partial-20of80", [(1, 4096, 32, 80)], n_dims=20)
     made += _cross("long", [(1, 32768, 8, 128)])
     made += _cross("vision", [(1, 4096, 16, 80)], ["vision"], sections=VISION_SECTIONS, positions="grid")
-    decode = {"positions": "per batch", "cached": True, "latency": True, "host": True}
+    decode: dict[str, Any] = {"positions": "per batch", "cached": True, "latency": True, "host": True}
     made += _cross("decode-1", [(1, 1, 32, 128)], **decode)
     made += _cross("decode-64", [(64, 1, 32, 128)], **decode)
     made += [w for w in _cross("prefill-fresh", [PREFILL], fresh=True, peers=False) if w.forward and not w.in_place]
@@ -194,15 +196,18 @@ FAMILIES: tuple[str, ...] = tuple(dict.fromkeys(w.family for w in WORKLOADS))
 def select(patterns: Iterable[str] = ()) -> list[Workload]:
     """Return the workloads that match any of the patterns, in the order of the list.
 
-    A pattern is a name with `*`, `?` and `[...]`, a family, or a group (all, quick, targets); none means 'targets'.
+    A pattern is a name with `*`, `?` and `[...]`, the beginning of one, or a group (all, quick, targets, which is the
+    default).
     Raises `ConfigError` for a pattern that matches nothing.
     """
     chosen: set[str] = set()
     for given in list(patterns) or ["targets"]:
         found: set[str] = set()
         for pattern in GROUPS.get(given, (given,)):
-            full = pattern if "/" in pattern or pattern == "*" else f"{pattern}/*"
-            found |= {w.name for w in WORKLOADS if fnmatch.fnmatchcase(w.name, full)}
+            # The beginning of a name stands for all that begin so.
+            found |= {
+                w.name for w in WORKLOADS if any(fnmatch.fnmatchcase(w.name, p) for p in (pattern, f"{pattern}/*"))
+            }
         if not found:
             raise ConfigError(
                 f"workload: got {given!r}, which matches none; allowed are the groups {', '.join(GROUPS)}, the "

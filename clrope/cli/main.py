@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from . import config, devices, explain, run, verify
+from . import bench, config, devices, explain, run, tune, verify
 
 app = typer.Typer(
     name="clrope",
@@ -21,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (devices, verify, run, config, explain):
+for module in (devices, verify, run, bench, tune, config, explain):
     module.add_to(app)
 
 

@@ -138,7 +138,8 @@ def _print(target: DeviceInfo, tuning: Tuning) -> None:
 
     print(f"{target}: {target.driver_version}")
     for record in tuning.records:
-        print_table(_title(record), ["outcome", "#GB/s", "#of copy", "spelling", "why"], _rows(record))
+        print(_title(record))
+        print_table("", ["outcome", "#GB/s", "#of copy", "spelling", "why"], _rows(record))
     if tuning.left:
         print(f"not tuned: {'; '.join(map(str, tuning.left))}")
     for line in tuning.trouble:

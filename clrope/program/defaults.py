@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .outcome import Purpose
-from .variants import Variant, default_variant
+from .variants import Access, Variant, default_variant
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
 
 POCL = "Portable Computing Language"
 INTEL = "Intel(R) OpenCL"
+#: Versions of PoCL that its spellings were tried on, as its driver version begins.
+POCL_TRIED = ("3.0",)
 
 
 def default_for(device: DeviceInfo, purpose: Purpose) -> Variant:
@@ -19,4 +21,27 @@ def default_for(device: DeviceInfo, purpose: Purpose) -> Variant:
 
     It may not fit a launch (`Variant.fitted`), and is not looked up in what tuning found.
     """
+    if device.kind == "cpu":
+        if device.platform == POCL and device.driver_version.startswith(POCL_TRIED):
+            return _large_or_small(purpose, "clang")
+        if device.platform == INTEL:
+            return _large_or_small(purpose, "builtin")
     return default_variant(device.kind, purpose.dtype, purpose.pairing)
+
+
+def _large_or_small(purpose: Purpose, access: Access) -> Variant:
+    """Return vectors of 32 bytes of the computing type: longer ones win little, and only where AVX-512 is.
+
+    access: PoCL's library of built-in functions is compiled for another CPU name than a kernel, so that its compiler
+    does not put them in line: calls for every load, conversion and store, two to five times slower than 'clang'. Intel
+    compiles the built-in ones as well as those.
+    """
+    width = 4 if purpose.dtype == "f64" else 8
+    if purpose.size == "small":
+        # In the cache, and over in microseconds: a kernel that serves every number of pairs, not one built for each.
+        return Variant(width=width // 2 if purpose.pairing == "normal" else width, access=access)
+    if purpose.in_place:
+        # The lines are in the cache when they are written: going past it would only throw them out.
+        return Variant(width=width, access=access, prepared=True)
+    # A plain store first reads the line that it will overwrite, a third more traffic.
+    return Variant(width=width, access="clang", prepared=True, store="nontemporal")

@@ -16,6 +16,7 @@ from ..device import child
 from ..errors import DeviceError
 from . import tuning
 from .candidates import candidates
+from .defaults import default_for
 from .outcome import Outcome, OutcomeKind, Purpose, Record, SizeClass, Tuning, decided
 from .variants import STRIDED, Pairing, Variant
 
@@ -156,7 +157,7 @@ class _Group:
     def _job(self, todo: list[int], cases: list[Purpose], seconds: float) -> dict[str, Any]:
         return {
             "device": self.device.key, "ordinal": self.ordinal, "dtype": self.dtype, "pairing": self.pairing,
-            "variants": [v.to_dict() for v in self.variants], "todo": todo, "usable": self.right,
+            "variants": [v.to_dict() for v in self.variants], "todo": todo, "usable": list(self.right),
             "cases": [{"in_place": p.in_place, "nbytes": self.sizes[p.size]} for p in cases],
             "seconds": seconds, "limit": self.limit, "seed": self.seed, "ceiling": self.ceiling,
             "judged_by": self.judged_by,
@@ -227,7 +228,7 @@ class _Group:
             ceiling = entry["ceiling"] if entry else None
             records.append(
                 Record(
-                    purpose, decided(_in_order(outcomes), purpose.size), nbytes,
+                    purpose, decided(_in_order(outcomes, default_for(self.device, purpose)), purpose.size), nbytes,
                     None if ceiling is None else round(2 * nbytes / ceiling / 1e9, 3), self.judged_by, self.seed,
                     time.time(),
                 )
@@ -235,6 +236,6 @@ class _Group:
         return records
 
 
-def _in_order(outcomes: list[Outcome]) -> list[Outcome]:
-    """Return them with the strided one last: it is the fallback, and not to be preferred to an equal."""
-    return sorted(outcomes, key=lambda o: o.variant == STRIDED)
+def _in_order(outcomes: list[Outcome], default: Variant) -> list[Outcome]:
+    """Return them as they are preferred to an equal: the default first, the strided one, the fallback, last."""
+    return sorted(outcomes, key=lambda o: (o.variant != default, o.variant == STRIDED))

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -81,6 +81,17 @@ def _try_direct(queue: pyopencl.CommandQueue) -> bool:
     return bool(np.array_equal(pages[PAGE:], pages[:PAGE]))
 
 
+class _Place(NamedTuple):
+    """A buffer over [low, high) for a group of stretches that touches [first, last)."""
+
+    first: int
+    last: int
+    low: int
+    high: int
+    buffer: Any
+    written: bool
+
+
 class HostBuffers:
     """Buffers over host memory (`CL_MEM_USE_HOST_PTR`), one per group of overlapping stretches.
 
@@ -92,33 +103,35 @@ class HostBuffers:
         import pyopencl as cl
 
         self.direct = direct_access(queue)
-        self._places: list[tuple[int, int, Any, bool]] = []
+        self._places: list[_Place] = []
         flags = cl.mem_flags
         for group in _groups(stretches):
+            first, last = min(s.low for s in group), max(s.high for s in group)
             item = PAGE if self.direct else max(s.itemsize for s in group)
-            low = min(s.low for s in group) // item * item
-            high = -(-max(s.high for s in group) // item) * item if self.direct else max(s.high for s in group)
+            low = first // item * item
+            high = -(-last // item) * item if self.direct else last
             written = any(s.written for s in group)
             memory = (ctypes.c_ubyte * (high - low)).from_address(low)
             access = flags.READ_WRITE if written else flags.READ_ONLY
             buffer = cl.Buffer(queue.context, access | flags.USE_HOST_PTR, hostbuf=memory)
-            self._places.append((low, high, buffer, written))
+            self._places.append(_Place(first, last, low, high, buffer, written))
 
     def place(self, operand: Operand, view: TensorView) -> tuple[Any, TensorView]:
         """Return the buffer that holds a part and the part's view with its offset from the start of that buffer."""
         first, last = view.span
         address = operand.address + first * view.itemsize
-        for low, high, buffer, _ in self._places:
-            if low <= address and operand.address + last * view.itemsize <= high:
-                return buffer, view.moved((operand.address - low) // view.itemsize)
+        for place in self._places:
+            # Not by the widened ends: two groups can share a page, and only one of their buffers may be written.
+            if place.first <= address and operand.address + last * view.itemsize <= place.last:
+                return place.buffer, view.moved((operand.address - place.low) // view.itemsize)
         raise AssertionError("a part outside every stretch")
 
     def to_device(self, queue: pyopencl.CommandQueue) -> None:
         """Make what the host wrote since the last run visible to the device (nothing is moved where memory is one)."""
         if self.direct:
             return
-        for low, high, buffer, _ in self._places:
-            self._map(queue, buffer, high - low, write=True)
+        for place in self._places:
+            self._map(queue, place.buffer, place.high - place.low, write=True)
 
     def to_host(self, queue: pyopencl.CommandQueue, wait_for: list[Any]) -> None:
         """Wait for the events, and make what the device wrote visible to the host."""
@@ -126,9 +139,9 @@ class HostBuffers:
             for event in wait_for[-1:] if in_order(queue) else wait_for:
                 event.wait()
             return
-        for low, high, buffer, written in self._places:
-            if written:
-                self._map(queue, buffer, high - low, write=False, wait_for=wait_for)
+        for place in self._places:
+            if place.written:
+                self._map(queue, place.buffer, place.high - place.low, write=False, wait_for=wait_for)
 
     @staticmethod
     def _map(

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..compare import compare
 from ..config import RopeConfig
 from ..layout import TensorView
 from .case import Case
-from .outcome import Outcome, nmse_text
+from .outcome import Outcome, nmse_of, nmse_text
 from .trial import CallTrial, flat
 
 if TYPE_CHECKING:
@@ -57,14 +56,17 @@ class LiveTrial(CallTrial):
 
     def __init__(self, case: Case, seed: int) -> None:
         super().__init__(case, seed)
-        self.live = compute(case, self.x.views[0], self.positions, self.config) if can_judge(case) else None
+        self.live: npt.NDArray[np.float64] | None = None
+        if can_judge(case):
+            answer = compute(case, self.x.views[0], self.positions, self.config)
+            self.live = flat([answer]).astype(np.float64)
 
     def judge(self, got: list[npt.NDArray[Any]], trouble: list[str]) -> Outcome:
         """Compare with ggml's answer, then as always."""
         if self.live is not None:
-            found = compare(flat(got), flat([self.live]).astype(np.float64))
-            if not found.nmse <= LIMIT:
-                trouble = [f"NMSE {nmse_text(found.nmse)} against ggml", *trouble]
+            nmse = nmse_of(flat(got), self.live)
+            if not nmse <= LIMIT:
+                trouble = [f"NMSE {nmse_text(nmse)} against ggml", *trouble]
         return super().judge(got, trouble)
 
 

@@ -77,11 +77,18 @@ class Memory:
 
     def bits(self) -> Array:
         """Return a copy of all of the memory as unsigned integers."""
-        return self.parent.view(np.dtype(f"u{self.parent.itemsize}")).copy()
+        return self._words().copy()
+
+    def _words(self) -> Array:
+        return self.parent.view(np.dtype(f"u{self.parent.itemsize}"))
 
     def fill(self, rng: np.random.Generator) -> None:
         """Fill everything with uniform values in [-1, 1]."""
-        self.parent[...] = rng.uniform(-1.0, 1.0, self.parent.shape).astype(self.parent.dtype)
+        # Drawn in float32 where that is enough: some parents are large.
+        drawn = rng.random(self.parent.shape, np.float64 if self._case.type == "f64" else np.float32)
+        drawn *= 2
+        drawn -= 1
+        self.parent[...] = drawn
         self._before = self.bits()
 
     def poison(self) -> None:
@@ -98,8 +105,8 @@ class Memory:
 
     def changed(self) -> int:
         """Return how many elements, of the views or outside, have changed since the last filling."""
-        return int(np.count_nonzero(self.bits() != self._before))
+        return int(np.count_nonzero(self._words() != self._before))
 
     def restore(self) -> None:
         """Put everything back as it was filled."""
-        self.parent.view(np.dtype(f"u{self.parent.itemsize}"))[...] = self._before
+        self._words()[...] = self._before

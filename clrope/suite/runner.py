@@ -230,6 +230,7 @@ def _results(suite: Suite, case: SuiteCase, used: list[Target], seed: int) -> It
         assert target.device is not None
         try:
             trial = trial or case.prepare(seed)
+            begin = time.perf_counter()
             outcome = trial.run(target.device)
         except Exception as error:
             # Whatever a driver or a kernel does to one case, the others are still worth running.

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from helpers import POISON, bits
@@ -15,57 +11,10 @@ from helpers import POISON, bits
 import clrope
 from clrope import ConfigError, ShapeError
 from clrope.interop import ascend
+from clrope.suite.grids.interop.ascend import MODES, Call, calls
+from clrope.suite.grids.interop.formula import DTYPES
 
-DTYPES = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64": np.float64}
 LIMITS = {"f16": 6e-8, "bf16": 4e-6, "f32": 1e-13, "f64": 1e-30}
-MODES = tuple(ascend.ROTARY_MODES)
-
-
-@dataclass(eq=False)
-class Call:
-    """One call; x may be any view."""
-
-    x: np.ndarray
-    r1: np.ndarray
-    r2: np.ndarray
-    rotary_mode: str
-
-    def want(self) -> np.ndarray:
-        """The published formulas in float64."""
-        x, r1, r2 = (a.astype(np.float64) for a in (self.x, self.r1, self.r2))
-        if self.rotary_mode == "half":
-            x1, x2 = np.split(x, 2, -1)
-            return x * r1 + np.concatenate([-x2, x1], -1) * r2
-        if self.rotary_mode == "interleave":
-            turned = np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
-            return x * r1 + turned * r2
-        if self.rotary_mode == "quarter":
-            x1, x2, x3, x4 = np.split(x, 4, -1)
-            return x * r1 + np.concatenate([-x2, x1, -x4, x3], -1) * r2
-        x1, x2 = x[..., ::2], x[..., 1::2]
-        return np.concatenate([x1, x2], -1) * r1 + np.concatenate([-x2, x1], -1) * r2
-
-    def run(self, **options: Any) -> Any:
-        return ascend.rotary_mul(self.x, self.r1, self.r2, self.rotary_mode, **options)
-
-    def __str__(self) -> str:
-        return f"{self.rotary_mode} {self.x.dtype}{list(self.x.shape)} strides {self.x.strides} r {list(self.r1.shape)}"
-
-
-def calls(rng: np.random.Generator, dtypes: tuple[str, ...] = tuple(DTYPES)) -> Iterator[Call]:
-    """Yield a random call for each mode and each choice of axes on which r1 and r2 have length 1; for any suite."""
-    for mode, ones in itertools.product(MODES, itertools.product((True, False), repeat=3)):
-        kind = DTYPES[str(rng.choice(dtypes))]
-        head_dim = (4 if mode == "quarter" else 2) * int(rng.integers(1, 40))
-        shape = (*(int(n) for n in rng.integers(1, 6, 3)), head_dim)
-        x = rng.uniform(-1, 1, (*shape[:3], head_dim + 3)).astype(kind)[..., 2 : head_dim + 2]
-        if rng.random() < 0.5:
-            x = np.ascontiguousarray(x)
-        if rng.random() < 0.3:
-            x = np.ascontiguousarray(x.transpose(2, 0, 1, 3)).transpose(1, 2, 0, 3)
-        rows = tuple(1 if one else n for one, n in zip(ones, shape[:3], strict=True))
-        r1, r2 = (rng.uniform(-1, 1, (*rows, head_dim)).astype(kind) for _ in range(2))
-        yield Call(x, r1, r2, mode)
 
 
 @pytest.fixture(autouse=True)

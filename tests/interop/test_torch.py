@@ -282,22 +282,20 @@ def test_opcheck(gen, form):
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])
 @pytest.mark.parametrize("dims", [None, 4])
 def test_gradcheck(device, gen, dims, interleaved):
-    """First derivatives element by element, second ones along random directions (torch's fast mode)."""
+    """Derivatives by tables element by element, others and second ones along random directions (torch's fast mode)."""
     f64 = {"dtype": torch.float64, "grad": True}
     module = RoPE(1.7, 50.0, dims, interleaved)
-    x = rand(gen, 2, 2, 3, 6, **f64)
+    x = rand(gen, 2, 2, 2, 6, **f64)
     n = dims or 6
     freqs = rand(gen, n // 2, **f64)
-    for shape in [(2, 2, 3, n // 2), (3, n // 2), (2, 1, 1)]:
+    for shape in [(2, 2, 2, n // 2), (2, n // 2), (2, 1, 1)]:
         cos, sin = rand(gen, *shape, **f64), rand(gen, *shape, **f64)
         assert torch.autograd.gradcheck(module, (x, cos, sin))
         assert torch.autograd.gradgradcheck(module, (x, cos, sin), fast_mode=True)
-    for given in [{}, {"offset": 2}, {"offset": torch.tensor([[1], [5]])}, {"position_ids": torch.tensor([2, 0, 9])},
-                  {"position_ids": torch.tensor([[2, 0, 9], [4, 5, 5]])}]:  # fmt: skip
-        assert torch.autograd.gradcheck(lambda x, f, given=given: module(x, freqs=f, **given), (x, freqs))
-        assert torch.autograd.gradgradcheck(
-            lambda x, f, given=given: module(x, freqs=f, **given), (x, freqs), fast_mode=True
-        )
+    for given in [{}, {"offset": 2}, {"offset": torch.tensor([[1], [5]])}, {"position_ids": torch.tensor([2, 0])},
+                  {"position_ids": torch.tensor([[2, 0], [4, 9]])}]:  # fmt: skip
+        for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+            assert check(lambda x, f, given=given: module(x, freqs=f, **given), (x, freqs), fast_mode=True)
     assert torch.autograd.gradcheck(module, (x,))
 
 
@@ -315,8 +313,9 @@ def test_gradients_of_half_types(device, gen):
             assert a.dtype == source.dtype
             assert a.shape == source.shape
             assert not a.isnan().any()
-            eps = torch.finfo(source.dtype).eps
-            assert (a.double() - b.double()).abs().max() <= 2 * eps * b.double().abs().max()
+            rounding = torch.finfo(source.dtype).eps / 2 * b.double().abs()
+            # 3e-5: what a sum of 512 products in float32 may be off by.
+            assert ((a.double() - b.double()).abs() - rounding).max() <= 3e-5
 
 
 def nodes(graph):

@@ -16,7 +16,7 @@ from clrope import DeviceError, DeviceInfo
 from clrope.device.info import Health, absent
 from clrope.suite import ggml_live, parse_case, runner, verify
 from clrope.suite.grids.types import TypeLine
-from clrope.suite.outcome import Outcome, digest_of, limit_for, nmse_text
+from clrope.suite.outcome import Outcome, digest_of, limit_for, nmse_of, nmse_text
 from clrope.suite.runner import Report
 from clrope.suite.trial import CallTrial, CaseLine
 
@@ -279,7 +279,7 @@ def test_ggml_judges_too(device: DeviceInfo, seed: int) -> None:
         assert trial.live is not None
         assert trial.run(device).text == "OK", text
         # A judge that cannot say no is none.
-        trial.live = trial.live * trial.live.dtype.type(1.001)
+        trial.live = trial.live * 1.001
         outcome = trial.run(device)
         assert outcome.status == "fail"
         assert "against ggml" in outcome.detail
@@ -302,6 +302,18 @@ def test_digests_see_every_bit_but_those_of_nan() -> None:
     b[2] = 0.0
     assert digest_of([a]) != digest_of([b])
     assert digest_of([a[::-1]]) == digest_of([a[::-1].copy()]) != digest_of([a])
+
+
+def test_nmse_is_that_of_compare(rng: np.random.Generator) -> None:
+    want = rng.uniform(-1, 1, 1000)
+    for kind in ("f2", "f4", "f8"):
+        got = (want * 1.25).astype(kind)
+        assert nmse_of(got, want) == pytest.approx(clrope.compare(got, want).nmse)
+        for value in (np.nan, np.inf):
+            got[7] = value
+            assert nmse_of(got, want) == np.inf
+    assert nmse_of(np.zeros(2), np.zeros(2)) == 0
+    assert nmse_of(np.ones(2), np.zeros(2)) == np.inf
 
 
 def test_verdicts_in_words() -> None:

@@ -54,7 +54,7 @@ class Task:
     @property
     def rotated(self) -> int:
         """Elements of a head that are in pairs, the first ones."""
-        return 2 * self.cos.shape[1]
+        return 2 * self.config.n_pairs(None)
 
     def broadcast(self, table: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return a table as [B or 1, S, 1, pairs]."""

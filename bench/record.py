@@ -1,0 +1,63 @@
+"""Measures what the targets need (or the given patterns) and keeps it: bench/results/<device>/<family>-<dtype>.json."""
+
+import argparse
+import re
+import sys
+import time
+from itertools import groupby
+from pathlib import Path
+
+import clrope
+from clrope.benchmark.results import of_device, write
+from clrope.benchmark.runner import Options, run
+from clrope.benchmark.workloads import Workload, select
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def folder(label: str, device: dict) -> Path:
+    name = re.sub(r"[^a-z0-9]+", "-", f"{label} {device['name']}".lower().replace("(r)", "").replace("(tm)", ""))
+    return RESULTS / name.strip("-")
+
+
+def part(workload: Workload) -> str:
+    return "sizes" if workload.family.startswith("size-") else f"{workload.family}-{workload.dtype}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("patterns", nargs="*", help="workloads; default: targets")
+    parser.add_argument("--device", action="append", default=[], help="default: every healthy one but simulators")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--calls", type=int, default=5)
+    parser.add_argument("--tiny", action="store_true", help="try it out; nothing is kept")
+    given = parser.parse_args()
+    devices = [clrope.device(name) for name in given.device] or [
+        d for d in clrope.devices() if d.health.ok and not d.simulator
+    ]
+    if not devices:
+        print("no healthy OpenCL device; `clrope devices` says why", file=sys.stderr)
+        return 1
+    chosen = sorted(select(given.patterns), key=part)
+    seed = time.time_ns() % (1 << 32)
+    parts = [(name, list(members)) for name, members in groupby(chosen, key=part)]
+    if not given.patterns:
+        parts.append(("processes", []))
+    for number, (name, members) in enumerate(parts, 1):
+        print(f"{number}/{len(parts)} {name}: {len(members)} workloads", file=sys.stderr, flush=True)
+        options = Options(
+            rounds=given.rounds, calls=given.calls, seed=seed, tiny=given.tiny, processes=name == "processes"
+        )
+        result = run(members, devices, options)
+        for label, device in result["devices"].items():
+            if given.tiny:
+                continue
+            place = folder(label, device)
+            place.mkdir(parents=True, exist_ok=True)
+            write(of_device(result, label), place / f"{name}.json")
+            print(f"  {place / name}.json", file=sys.stderr, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

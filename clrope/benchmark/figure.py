@@ -1,0 +1,78 @@
+"""One figure from results: prefill out of place, every type and pairing, this package beside ceilings and peers."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, RopeError
+from .peers import NAMES
+from .results import Record, records
+
+GROUPS = tuple((dtype, mode) for dtype in ("f32", "f16", "bf16") for mode in ("normal", "neox"))
+OWN_COLOURS = ("#0b5fa5", "#4a9ede", "#0f3d63", "#8cc4f0")
+PEER_COLOURS = {"ggml": "#d1710f", "onnxruntime": "#7a7a7a", "numba": "#3f9b58", "torch_eager": "#c7b8e0",
+                "torch_compile": "#9273c4", "numpy": "#c9c9c9"}  # fmt: skip
+
+
+def draw(results: Sequence[dict[str, Any]], where: str | Path, family: str = "prefill") -> None:
+    """Write a PNG (or what the name ends in): GB/s as bars, each device's ceiling as a line over its bars.
+
+    Raises `ConfigError` if matplotlib is missing or the results hold none of the workloads.
+    """
+    try:
+        matplotlib: Any = importlib.import_module("matplotlib")
+        matplotlib.use("Agg")
+        pyplot: Any = importlib.import_module("matplotlib.pyplot")
+    except ImportError as error:
+        raise ConfigError("figure: matplotlib is needed, `pip install 'clrope[bench]'`") from error
+    chosen: dict[tuple[str, str], list[Record]] = {}
+    for record in records(results):
+        if (record.family, record.place, record.direction) == (family, "out", "forward"):
+            chosen.setdefault((record.dtype, record.mode), []).append(record)
+    groups = [g for g in GROUPS if g in chosen]
+    if not groups:
+        raise ConfigError(f"figure: the results hold no workload {family}/*/out/forward")
+    devices = list(dict.fromkeys(d for g in groups for r in chosen[g] for d in r.devices))
+    peers = [p for p in NAMES if any(r.entries("peer", p) for g in groups for r in chosen[g])]
+    width = 0.86 / (len(devices) + len(peers))
+    figure, axes = pyplot.subplots(figsize=(11, 4.6), dpi=150)
+    for place, group in enumerate(groups):
+        left = place - 0.43
+        for number, device in enumerate(devices):
+            found = [r for r in chosen[group] if device in r.devices]
+            if found:
+                label = f"clrope on {device}" if place == 0 else None
+                x = left + width * (number + 0.5)
+                rate = found[0].rate(device) or 0.0
+                axes.bar(x, rate, width * 0.94, color=OWN_COLOURS[number % len(OWN_COLOURS)], label=label)
+                axes.annotate(f"{rate:.0f}", (x, rate), ha="center", va="bottom", fontsize=7)
+                top = found[0].ceiling(device)
+                if top is not None:
+                    height = top["bytes"] / found[0].time(top)
+                    label = "the device's best copy" if place == 0 and number == 0 else None
+                    axes.hlines(height, x - width * 0.5, x + width * 0.5, color="black", linewidth=1.6, label=label)
+        for number, peer in enumerate(peers, len(devices)):
+            times = [(r, e) for r in chosen[group] for e in r.entries("peer", peer)]
+            if times:
+                rate = times[0][1]["bytes"] / times[0][0].time(times[0][1])
+                x = left + width * (number + 0.5)
+                axes.bar(x, rate, width * 0.94, color=PEER_COLOURS[peer])
+                axes.annotate(f"{rate:.3g}", (x, rate), ha="center", va="bottom", fontsize=6)
+    for peer in peers:
+        axes.bar(0, 0, color=PEER_COLOURS[peer], label=peer.replace("_", " "))
+    shape = chosen[groups[0]][0].workload["tensors"]
+    axes.set_xticks(range(len(groups)), [f"{dtype} {mode}" for dtype, mode in groups])
+    axes.set_ylabel("GB/s read and written")
+    axes.set_title(f"{family} {shape[0]}, out of place: {results[0]['environment']['cpu']}", fontsize=9)
+    axes.legend(fontsize=7, ncols=2, frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    try:
+        figure.savefig(where)
+    except (OSError, ValueError) as error:
+        raise RopeError(f"{where}: cannot be written ({error})") from error
+    finally:
+        pyplot.close(figure)

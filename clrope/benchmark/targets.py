@@ -1,0 +1,230 @@
+"""What must hold, judged from result files: one row a claim and device, met or not, with the figure.
+
+Ratios are of medians; the ratio of minima stands beside them, because it shows what a disturbed machine hides.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .results import Record, records
+
+#: Sizes from here on have to cost in proportion to their bytes.
+LINEAR_FROM = 4 << 20
+MIB = 1 << 20
+#: Peer, type, pairings (the worse one counts), how many times faster; prefill out of place, on the better device.
+PEER_TARGETS: tuple[tuple[str, str, tuple[str, ...], float], ...] = (
+    ("ggml", "f32", ("normal",), 1.3),
+    ("ggml", "f32", ("neox",), 1.6),
+    ("ggml", "f16", ("normal",), 5.0),
+    ("ggml", "f16", ("neox",), 15.0),
+    ("onnxruntime", "f32", ("normal", "neox"), 2.5),
+    ("onnxruntime", "f16", ("normal", "neox"), 4.0),
+    ("numba", "f32", ("normal", "neox"), 1.3),
+    ("torch_compile", "f32", ("normal", "neox"), 15.0),
+    ("torch_compile", "f16", ("normal", "neox"), 15.0),
+    ("torch_compile", "bf16", ("normal", "neox"), 15.0),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A claim. figure: the worst one that was measured; met: None if nothing was."""
+
+    claim: str
+    device: str
+    limit: str
+    figure: float | None
+    met: bool | None
+    unit: str = "×"
+    at: str = ""
+    of_minima: float | None = None
+    cases: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it JSON-ready."""
+        return asdict(self)
+
+    @property
+    def verdict(self) -> str:
+        """Return 'met', 'NOT MET' or 'not measured'."""
+        return "not measured" if self.met is None else "met" if self.met else "NOT MET"
+
+
+@dataclass(frozen=True)
+class _Found:
+    value: float
+    minimum: float
+    at: str
+
+
+def judge(results: Sequence[dict[str, Any]]) -> list[Row]:
+    """Return all rows, in the order of the table of targets. Tiny runs say nothing and are left out."""
+    results = [r for r in results if not r["options"]["tiny"]]
+    known = list(records(results))
+    devices = list(dict.fromkeys(label for r in results for label in r["devices"]))
+    rows: list[Row] = []
+    forward = [r for r in known if r.direction == "forward"]
+    prefill = [r for r in forward if r.family == "prefill"]
+    plain = [r for r in prefill if r.mode in ("normal", "neox")]
+    for device in devices:
+        for place, top in (("out of", "best out-of-place ceiling"), ("in", "in-place ceiling")):
+            for dtype, mode in itertools.product(("f32", "f16", "bf16"), ("normal", "neox")):
+                chosen = [r for r in plain if (r.place, r.dtype, r.mode) == (place.split()[0], dtype, mode)]
+                claim = f"prefill {dtype} {mode}, {place} place, of the {top}"
+                rows.append(_row(claim, device, 0.95, _ceilings(chosen, device)))
+    rows += _against_peers(plain, devices)
+    for device in devices:
+        for label, chosen in (
+            ("partial 64 of 128", [r for r in forward if r.family == "partial-64of128"]),
+            ("partial 20 of 80", [r for r in forward if r.family == "partial-20of80"]),
+            ("q and k together (GQA)", [r for r in forward if r.family == "gqa"]),
+            ("mrope", [r for r in prefill if r.mode == "mrope"]),
+            ("imrope", [r for r in prefill if r.mode == "imrope"]),
+        ):
+            rows.append(_row(f"{label}, of the ceiling", device, 0.9, _ceilings(chosen, device)))
+    decode = [r for r in forward if r.family.startswith("decode")]
+    outside = [r for r in plain if r.place == "out"]
+    for device in devices:
+        claim = "decode plan.run(), times a raw empty launch"
+        rows.append(_row(claim, device, 1.5, _launches(decode, device), most=True))
+    for device in devices:
+        if _any(results, device, lambda d: d["host_unified"]):
+            for name, text in (("numpy out=", "result array given"), ("numpy new", "new result array")):
+                claim = f"NumPy in and out, {text}, times device-resident"
+                rows.append(_row(claim, device, 1.1, _hosts(outside, device, name), most=True))
+    rows += _processes(results)
+    rows += [_linear([r for r in known if r.family.startswith("size-")], device) for device in devices]
+    for device in devices:
+        if _any(results, device, lambda d: d["kind"] == "gpu"):
+            rows.append(_row("GPU, prefill, of its copy kernel", device, 0.9, _copies(outside, device)))
+    return rows
+
+
+def _any(results: Iterable[dict[str, Any]], device: str, holds: Callable[[dict[str, Any]], bool]) -> bool:
+    return any(device in r["devices"] and holds(r["devices"][device]) for r in results)
+
+
+def _row(claim: str, device: str, limit: float, found: Iterable[_Found], *, most: bool = False, unit: str = "×") -> Row:
+    """Return the row of the worst of what was found: the smallest against a least value, or the largest (most)."""
+    seen = sorted(found, key=lambda f: f.value, reverse=most)
+    text = f"{'≤' if most else '≥'} {limit:g}"
+    if not seen:
+        return Row(claim, device, text, None, None, unit)
+    worst = seen[0]
+    met = worst.value <= limit if most else worst.value >= limit
+    return Row(claim, device, text, worst.value, met, unit, worst.at, worst.minimum, len(seen))
+
+
+def _found(chosen: Iterable[Record], value: Callable[[Record, str], float | None]) -> list[_Found]:
+    """Return the value of each record by medians and by minima, where there is one."""
+    out = []
+    for record in chosen:
+        median, minimum = value(record, "median"), value(record, "min")
+        if median is not None and minimum is not None:
+            out.append(_Found(median, minimum, record.name))
+    return out
+
+
+def _ceilings(chosen: Iterable[Record], device: str) -> list[_Found]:
+    return _found(chosen, lambda record, statistic: record.of_ceiling(device, statistic))
+
+
+def _against_peers(plain: Sequence[Record], devices: Sequence[str]) -> list[Row]:
+    rows = []
+    for peer, dtype, modes, limit in PEER_TARGETS:
+        worst: tuple[_Found, str] | None = None
+        for mode in modes:
+            chosen = [r for r in plain if (r.place, r.dtype, r.mode) == ("out", dtype, mode)]
+            both = [(found, device) for device in devices for found in _against(chosen, peer, device)]
+            # The better of the devices counts, and the worse of the pairings.
+            best = max(both, key=lambda entry: entry[0].value, default=None)
+            if best is not None and (worst is None or best[0].value < worst[0].value):
+                worst = best
+        claim = f"prefill {dtype} {' and '.join(modes)}, faster than {peer}"
+        rows.append(_row(claim, worst[1] if worst else "best", limit, [worst[0]] if worst else []))
+    return rows
+
+
+def _against(chosen: Iterable[Record], peer: str, device: str) -> list[_Found]:
+    return _found(chosen, lambda record, statistic: record.against(peer, device, statistic))
+
+
+def _launches(decode: Iterable[Record], device: str) -> list[_Found]:
+    def ratio(record: Record, statistic: str) -> float | None:
+        raw = record.entries("launch", "raw launch", device)
+        return _quotient(record.own(device, "arrays", statistic), record.time(raw[0], statistic) if raw else None)
+
+    return _found(decode, ratio)
+
+
+def _hosts(chosen: Iterable[Record], device: str, name: str) -> list[_Found]:
+    return _found(
+        chosen, lambda r, statistic: _quotient(r.own(device, name, statistic), r.own(device, "arrays", statistic))
+    )
+
+
+def _copies(chosen: Iterable[Record], device: str) -> list[_Found]:
+    def ratio(record: Record, statistic: str) -> float | None:
+        rates = [e["bytes"] / record.time(e, statistic) for e in record.entries("ceiling", "copy", device)]
+        return _quotient(record.rate(device, statistic), max(rates, default=None))
+
+    return _found(chosen, ratio)
+
+
+def _quotient(a: float | None, b: float | None) -> float | None:
+    return a / b if a is not None and b else None
+
+
+def _processes(results: Iterable[dict[str, Any]]) -> list[Row]:
+    rows = []
+    for result in results:
+        for entry in result["processes"]:
+            device, found = entry["device"], []
+            if entry["kind"] == "first call":
+                # Intel's runtime is a quarter of a gigabyte of libraries to load.
+                limit = 1.0 if "intel" in result["devices"][device]["platform"].lower() else 0.5
+                if entry["status"] == "ok":
+                    inside = entry["inside"]
+                    found = [_Found(inside["median"] / 1e9, inside["min"] / 1e9, "imports included")]
+                rows.append(_row("first call in a new process", device, limit, found, most=True, unit="s"))
+            else:
+                if entry["status"] == "ok":
+                    beyond = (entry["extra_bytes"] - entry["output_bytes"]) / MIB
+                    found = [_Found(beyond, beyond, "[1, 4096, 32, 128] f32, new result array")]
+                rows.append(_row("peak host memory beyond the output", device, 8, found, most=True, unit="MiB"))
+    return rows
+
+
+def _linear(sizes: Sequence[Record], device: str) -> Row:
+    def off(statistic: str) -> tuple[float, str] | None:
+        points = []
+        for record in sizes:
+            taken = record.own(device, statistic=statistic)
+            if taken is not None and record.workload["tensor_bytes"] >= LINEAR_FROM:
+                points.append((float(record.workload["tensor_bytes"]), taken, record.name))
+        return off_line(points)
+
+    median, minimum = off("median"), off("min")
+    found = [_Found(median[0], minimum[0], median[1])] if median and minimum else []
+    return _row("cost against bytes above 4 MiB, off a straight line", device, 0.15, found, most=True)
+
+
+def off_line(points: Sequence[tuple[float, float, str]]) -> tuple[float, str] | None:
+    """Return the largest relative distance of (size, time, name) from a line, and the name; None of less than 3.
+
+    The line is the one with the least squares of relative distances, so that small sizes count as much as large ones.
+    """
+    import numpy as np
+
+    if len(points) < 3:
+        return None
+    size, taken = np.array([p[0] for p in points]), np.array([p[1] for p in points])
+    matrix = np.stack([1 / taken, size / taken], axis=1)
+    start, slope = np.linalg.lstsq(matrix, np.ones(len(points)), rcond=None)[0]
+    distance = np.abs((start + slope * size) / taken - 1)
+    worst = int(np.argmax(distance))
+    return float(distance[worst]), points[worst][2]

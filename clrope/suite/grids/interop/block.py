@@ -1,0 +1,56 @@
+"""A tensor somewhere in a larger piece of memory, with all bytes around it as they were before a call."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+#: Every byte of memory that holds no input; as floating-point numbers of any type this is NaN.
+POISON = 0xFF
+
+
+class Block:
+    """`view`, of any strides, in `memory`, bytes that are poison around it (and in it until something is stored)."""
+
+    def __init__(
+        self, memory: npt.NDArray[np.uint8], shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...], offset: int
+    ) -> None:
+        self.memory, self.offset = memory, offset
+        self.view: Array = np.ndarray(shape, dtype, memory.data, offset, strides)
+
+    @classmethod
+    def of(cls, array: Array) -> Block:
+        """Return a copy of an array between guards."""
+        guard, item = 64, array.dtype.itemsize
+        steps = [item * math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim)]
+        made = cls(np.full(array.nbytes + 2 * guard, POISON, np.uint8), array.shape, array.dtype, tuple(steps), guard)
+        made.view[...] = array
+        return made
+
+    @classmethod
+    def drawn(cls, rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Block:
+        """Return a window of a larger tensor: the last axis is dense, the others lie in any order."""
+        pads = [int(n) for n in rng.integers(0, 3, len(shape))]
+        pads[-1] *= 4
+        order = [*(int(axis) for axis in rng.permutation(len(shape) - 1)), len(shape) - 1]
+        steps, length = [0] * len(shape), np.dtype(dtype).itemsize
+        for axis in reversed(order):
+            steps[axis], length = length, length * (shape[axis] + pads[axis])
+        offset = sum(pad * step for pad, step in zip(pads, steps, strict=True))
+        return cls(np.full(length, POISON, np.uint8), shape, dtype, tuple(steps), offset)
+
+    def copy(self) -> Block:
+        """Return the same on memory of its own."""
+        return Block(self.memory.copy(), self.view.shape, self.view.dtype, self.view.strides, self.offset)
+
+    def changed(self, before: Block, *, around: bool = False) -> int:
+        """Return how many bytes are not what they were; around: but for those of the view."""
+        if around:
+            before = before.copy()
+            words = f"u{self.view.itemsize}"
+            before.view.view(words)[...] = self.view.view(words)
+        return int(np.count_nonzero(self.memory != before.memory))

@@ -1,0 +1,126 @@
+"""A line of the suite: what is called, drawn from the seed, run on a poisoned output, judged by formulas and by bits.
+
+`Call` is what a peer's file provides; `Line` and `CallTrial` make of it what the runner of suites takes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .... import arrays
+from ....compare import compare
+from ....layout import DTYPES
+from ...outcome import Outcome, digest_of, limit_for
+from ...trial import generator
+
+if TYPE_CHECKING:
+    from ....device import DeviceInfo
+
+Array = npt.NDArray[Any]
+
+#: Below this many elements nothing averages out: each may be rounded by half a unit of its last place.
+FEW = 512
+WORST = {"f16": 2.0**-22, "bf16": 2.0**-16, "f32": 0.0, "f64": 0.0}
+
+
+class Call(Protocol):
+    """One call of an adapter with its inputs; `str` of it says all that the line leaves open."""
+
+    @property
+    def kind(self) -> str:
+        """The result's type: 'f32', 'f16', 'bf16', 'f64'."""
+
+    def want(self) -> npt.NDArray[np.float64]:
+        """Return what the peer's published formulas give in float64."""
+
+    def right_bits(self) -> Array | None:
+        """Return the result that the kernels' arithmetic gives, operation by operation in NumPy; None: not known."""
+
+    def apply(self, device: DeviceInfo) -> tuple[Array, list[str]]:
+        """Call the adapter and return a copy of its result, and what is wrong besides; the inputs stay as they are."""
+
+
+def missing(package: str) -> str:
+    """Say that a package is needed and not installed; '' if it is there or none is needed."""
+    if not package or importlib.util.find_spec(package) is not None:
+        return ""
+    return f"the package {package} is not installed (pip install {package})"
+
+
+def limit_of(kind: str, elements: int) -> float:
+    """Return the largest NMSE allowed: the suites' limits, and for a handful of elements the worst of roundings."""
+    return max(limit_for(kind, elements), WORST[kind] if elements < FEW else 0.0)
+
+
+@dataclass(frozen=True)
+class Line:
+    """What is called. `draw` makes the rest from random numbers.
+
+    kind:  the type that decides how near the result must be: the coarsest on its way.
+    needs: the package without which it cannot run, '' if there is none.
+    """
+
+    label: str
+    kind: str
+    draw: Callable[[np.random.Generator], Call]
+    needs: str = ""
+
+    def prepare(self, seed: int) -> CallTrial:
+        """Draw the inputs and compute what is right."""
+        return CallTrial(self, self.draw(generator(seed, self.label)))
+
+
+class CallTrial:
+    """A call ready for devices."""
+
+    def __init__(self, line: Line, call: Call) -> None:
+        self.line, self.call = line, call
+        self.want = call.want()
+        bits = call.right_bits()
+        self.digest = "" if bits is None else digest_of([bits])
+        self.limit = limit_of(line.kind, self.want.size)
+
+    def run(self, device: DeviceInfo) -> Outcome:
+        """Run on the device and judge."""
+        if missing(self.line.needs):
+            return Outcome("skip", detail=missing(self.line.needs))
+        if self.line.kind == "f64" and not device.fp64:
+            return Outcome("skip", limit=self.limit, detail="the device has no fp64")
+        with poisoned_results():
+            got, trouble = self.call.apply(device)
+        if got.dtype != DTYPES[self.call.kind] or got.shape != self.want.shape:
+            trouble = [f"the result is {got.dtype}{list(got.shape)}, not {self.call.kind}{list(self.want.shape)}"]
+            return Outcome("fail", limit=self.limit, detail="; ".join([*trouble, str(self.call)]))
+        nmse = compare(got, self.want).nmse
+        if not nmse <= self.limit:
+            trouble = [f"limit {self.limit:.0e}", *trouble]
+        detail = "; ".join([*trouble, str(self.call)]) if trouble else ""
+        return Outcome("fail" if trouble else "ok", nmse, self.limit, digest_of([got]), detail)
+
+
+@contextmanager
+def poisoned_results() -> Iterator[None]:
+    """While open, every result that the package allocates begins as NaN.
+
+    Without it a result could lie where an earlier one lay, and a kernel that does nothing would seem to be right.
+    """
+    names: dict[str, Any] = vars(arrays)
+    real = names["empty"]
+
+    def filled(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        made: Array = real(shape, dtype)
+        made.view(np.uint8)[...] = 0xFF
+        return made
+
+    names["empty"] = filled
+    try:
+        yield
+    finally:
+        names["empty"] = real

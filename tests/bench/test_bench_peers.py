@@ -1,0 +1,87 @@
+"""Peers, where they are installed, rotate right or say why not; and a wrong one is found out."""
+
+import pytest
+
+from clrope import ConfigError
+from clrope.benchmark import peers as room
+from clrope.benchmark.buffers import HostSets, make_inputs
+from clrope.benchmark.contender import Contender, Refused, WrongResultError
+from clrope.benchmark.validation import Judge
+from clrope.benchmark.workloads import select
+
+PATTERNS = ["prefill", "gqa/*/forward", "partial-20of80/*/forward", "decode-64", "vision/*/forward", "batch/*/forward"]
+WORKLOADS = [w for w in select(PATTERNS) if w.peers]
+#: Compiling takes seconds a case.
+FEW = [w for w in WORKLOADS if w.name in ("prefill/f32/neox/out/forward", "partial-20of80/f16/normal/out/forward")]
+
+
+def prepare(peer, workload, seed, threads=1):
+    sets = HostSets(make_inputs(workload.tiny(), seed))
+    task = room.task_of(sets, threads)
+    return room.contender(peer, sets, task, Judge(sets.inputs, seed))
+
+
+@pytest.mark.parametrize("name", room.NAMES)
+def test_peer_is_right_or_says_why_not(name, seed):
+    (peer,) = room.peers([name])
+    assert peer.name == name
+    if peer.version() is None:
+        pytest.skip(f"{name} is not installed")
+    done = refused = 0
+    for workload in FEW if name == "torch_compile" else WORKLOADS:
+        try:
+            made = prepare(peer, workload, seed)
+        except Exception as error:
+            raise AssertionError(f"{name} on {workload.name}, seed {seed}") from error
+        if isinstance(made, Refused):
+            refused += 1
+            assert made.reason
+            assert workload.in_place or workload.dtype != "f32", f"{workload.name}: {made.reason}"
+            continue
+        contender, prepared = made
+        assert isinstance(contender, Contender)
+        contender.check()
+        if prepared.close is not None:
+            prepared.close()
+        done += 1
+    assert done >= 2
+    assert done + refused == len(FEW if name == "torch_compile" else WORKLOADS)
+
+
+def test_threads_are_taken(seed):
+    for peer in room.peers(["ggml", "numba"]):
+        if peer.version() is not None:
+            contender, prepared = prepare(peer, FEW[0], seed, threads=2)
+            contender.check()
+            if prepared.close is not None:
+                prepared.close()
+
+
+@pytest.mark.parametrize("fault", ["nothing", "forward", "half"])
+def test_a_peer_that_is_wrong_is_not_timed(fault, seed):
+    class Wrong:
+        name = "wrong"
+
+        @staticmethod
+        def version():
+            return "1"
+
+        @staticmethod
+        def prepare(task):
+            def call(i):
+                for x, y in zip(task.x[i], task.y[i], strict=True):
+                    if fault == "forward":
+                        y[...] = x
+                    elif fault == "half":
+                        y[:, : y.shape[1] // 2] = x[:, : y.shape[1] // 2]
+
+            return room.Prepared(call)
+
+    contender, _ = prepare(Wrong, FEW[0], seed)
+    with pytest.raises(WrongResultError):
+        contender.check()
+
+
+def test_unknown_peer():
+    with pytest.raises(ConfigError, match="peer: got 'mlx', allowed are ggml, onnxruntime, numba"):
+        room.peers(["mlx"])

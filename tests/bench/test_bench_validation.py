@@ -1,0 +1,152 @@
+"""Nothing wrong gets past the judge, neither a rotation nor a copy."""
+
+import numpy as np
+import pytest
+
+import clrope
+from clrope.benchmark.buffers import POISON, DeviceSets, HostSets, make_inputs
+from clrope.benchmark.ceilings import Ceilings, host_copy, spellings
+from clrope.benchmark.contender import WrongResultError
+from clrope.benchmark.runner import open_bench
+from clrope.benchmark.validation import Judge
+from clrope.benchmark.workloads import select
+from clrope.emulation import emulate_rope
+
+
+def tiny(name):
+    (found,) = select([name])
+    return found.tiny()
+
+
+CASES = [
+    "prefill/f32/neox/out/forward", "prefill/f16/normal/out/backward", "prefill/bf16/mrope/out/forward",
+    "gqa/f16/neox/out/forward", "partial-20of80/bf16/normal/out/forward", "decode-64/f32/neox/out/forward",
+    "vision/f32/vision/out/forward",
+]  # fmt: skip
+
+
+def rotated(inputs):
+    w = inputs.workload
+    return [emulate_rope(x, w.position_array(), w.config, w.forward) for x in inputs.tensors]
+
+
+@pytest.fixture(params=CASES)
+def inputs(request, seed):
+    return make_inputs(tiny(request.param), seed)
+
+
+def test_right_results_pass(inputs, seed):
+    assert Judge(inputs, seed)(rotated(inputs)) < 1e-5
+
+
+def test_wrong_results_do_not_pass(inputs, seed):
+    judge = Judge(inputs, seed)
+    right = rotated(inputs)
+    w = inputs.workload
+    seq, heads = w.tensors[0][1:3]
+
+    def changed(change):
+        got = [y.copy() for y in right]
+        change(got[-1])
+        return got
+
+    def token(y):
+        y[-1, seq - 1] = inputs.tensors[-1][-1, seq - 1]
+
+    def head_order(y):
+        y[...] = y[:, :, ::-1].copy()
+
+    def poison(y):
+        y[0, seq // 2, heads // 2 if y.shape[2] == heads else 0].view(np.uint8)[...] = POISON
+
+    def nan(y):
+        y[0, 0, 0, 0] = np.nan
+
+    def nothing(y):
+        y.view(np.uint8)[...] = POISON
+
+    def zero(y):
+        y[...] = 0
+
+    for change in (token, head_order, poison, nan, nothing, zero):
+        with pytest.raises(WrongResultError):
+            judge(changed(change))
+            pytest.fail(f"{change.__name__} of {w.name} was taken for right")
+
+
+def test_other_pairing_or_direction_is_wrong(seed):
+    inputs = make_inputs(tiny("prefill/f32/neox/out/forward"), seed)
+    judge = Judge(inputs, seed)
+    w = inputs.workload
+    for config, forward in ((w.config, False), (clrope.RopeConfig("normal", 128), True)):
+        got = [emulate_rope(x, w.position_array(), config, forward) for x in inputs.tensors]
+        with pytest.raises(WrongResultError, match="NMSE"):
+            judge(got)
+
+
+def test_a_head_that_no_sampled_token_has_is_judged_by_its_norm(seed, monkeypatch):
+    monkeypatch.setattr("clrope.benchmark.validation.SAMPLED", 1)
+    inputs = make_inputs(tiny("prefill/f32/neox/out/forward"), seed)
+    judge = Judge(inputs, seed)
+    right = rotated(inputs)
+    left_out = sorted(set(range(16)) - set(judge._tokens.tolist()))
+    right[0][0, left_out[0], 2] *= 1.01
+    with pytest.raises(WrongResultError, match=rf"norm of head \[0, {left_out[0]}, 2\]"):
+        judge(right)
+
+
+@pytest.mark.parametrize("place", ["out", "in"])
+def test_every_spelling_of_a_ceiling_is_right(device, place, seed):
+    sets = DeviceSets(
+        (bench := open_bench(device, "device")).profiled,
+        device,
+        make_inputs(tiny(f"prefill/f16/neox/{place}/forward"), seed),
+    )
+    ceilings = Ceilings(device, bench.profiled, "device")
+    names = ("copy", "stream") if place == "out" else ("scale",)
+    for name in names:
+        for spelling in spellings(name, device.kind):
+            ceilings._kernel(spelling, sets).check()
+    made, failures = ceilings.contenders(sets)
+    assert not failures
+    assert {c.name for c in made} == ({"enqueue_copy", "copy", "stream"} if place == "out" else {"scale"})
+    for c in made:
+        c.check()
+        assert c.bytes == 2 * sets.inputs.workload.tensor_bytes
+
+
+def test_a_copy_that_does_nothing_is_found_out(device, seed):
+    import pyopencl as cl
+
+    bench = open_bench(device, "device")
+    sets = DeviceSets(bench.profiled, device, make_inputs(tiny("prefill/f32/neox/out/forward"), seed))
+    contender = bench.ceilings._driver_copy(sets)
+    contender.check()
+    real = cl.enqueue_copy
+    try:
+        # Only between buffers: sets are still filled and read.
+        cl.enqueue_copy = lambda q, a, b, **k: (
+            None if isinstance(a, cl.Buffer) and isinstance(b, cl.Buffer) else real(q, a, b, **k)
+        )
+        with pytest.raises(WrongResultError, match="8192 of 8192 words were not copied"):
+            contender.check()
+    finally:
+        cl.enqueue_copy = real
+
+
+def test_host_copy(seed):
+    sets = HostSets(make_inputs(tiny("prefill/f32/neox/out/forward"), seed))
+    contender = host_copy(sets.x_blocks, sets.y_blocks)
+    contender.check()
+    contender.call(1)
+    assert np.array_equal(sets.y_blocks[1], sets.x_blocks[1])
+
+
+def test_launches_of_nothing(device):
+    bench = open_bench(device, "device")
+    made = bench.ceilings.launches(bench.plain)
+    assert [c.name for c in made][-1] == "pyopencl launch"
+    assert len(made) == 2 or bench.ceilings.notes["raw launch"]
+    for c in made:
+        c.check()
+        c.call(0)

@@ -1,0 +1,202 @@
+"""Which spellings fit where, and what they become where they do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from clrope import RopeConfig
+from clrope.layout import DTYPES, TensorView
+from clrope.program.candidates import candidates
+from clrope.program.defaults import default_for
+from clrope.program.outcome import Purpose
+from clrope.program.source import kernel_source
+from clrope.program.variants import STRIDED, Pairing, Placement, Variant, default_variant
+from clrope.schedule.geometry import Geometry
+
+FAST = Variant(width=8, access="clang", prepared=True, store="nontemporal")
+
+
+def place(
+    dtype: str = "f32",
+    mode: Pairing = "neox",
+    head_dim: int = 128,
+    n_dims: int = 128,
+    n_offs: int = 0,
+    **changes: object,
+) -> Placement:
+    view = TensorView.dense((1, 4, 2, head_dim), dtype)
+    config = RopeConfig(mode, n_dims, n_offs=n_offs)
+    made = Placement(view, view, Geometry.of_config(config, head_dim))
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def moved(at: Placement, elements: int) -> Placement:
+    return replace(at, y=at.y.moved(elements))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", ["normal", "neox"])
+def test_a_dense_tensor_takes_it_as_it_is(dtype: str, mode: Pairing) -> None:
+    assert FAST.fitted(place(dtype, mode)) == FAST
+
+
+def test_nontemporal_needs_every_vector_aligned() -> None:
+    plain = replace(FAST, store="plain")
+    for at in (
+        moved(place(), 1),
+        moved(place(), 4),  # 16 of the 32 bytes
+        place(y_alignment=16),
+        place(y_alignment=lambda: 4),
+        place(head_dim=132),  # every second head
+        place(head_dim=160, n_offs=4),
+        place(head_dim=128, n_dims=120),  # the second half begins at element 60
+        place(head_dim=160, n_dims=136, mode="normal", y=TensorView.dense((1, 4, 2, 160), "f32").moved(2)),
+    ):
+        assert FAST.misfit(at).startswith("store:"), at
+        assert FAST.fitted(at) == plain
+    for at in (
+        moved(place(), 8),
+        place(y_alignment=lambda: 32),
+        place(x_alignment=4),  # loads need not be aligned
+        place(head_dim=160, n_offs=8),
+        place(head_dim=132, y=TensorView((1, 1, 1, 132), (1, 1, 1, 1), 0, "f32")),  # axes of length 1 have no steps
+    ):
+        assert FAST.fits(at), FAST.misfit(at)
+
+
+def test_the_rest_must_be_aligned_too_unless_it_is_not_copied() -> None:
+    # Pairs of neighbours end at element 20, where the copying of the rest begins.
+    at = place(mode="normal", head_dim=80, n_dims=20)
+    assert FAST.misfit(at).startswith("store:")
+    assert FAST.fits(replace(at, in_place=True))
+
+
+def test_alignment_is_only_asked_for_if_it_matters() -> None:
+    def fail() -> int:
+        raise AssertionError("asked")
+
+    at = place(x_alignment=fail, y_alignment=fail)
+    assert Variant().fits(at)
+    assert replace(FAST, store="plain").fits(at)
+    with pytest.raises(AssertionError, match="asked"):
+        FAST.fits(at)
+
+
+def test_prepared_gives_way() -> None:
+    tables = place(full_tables=True)
+    assert FAST.fitted(tables) == replace(FAST, prepared=False)
+    # Neighbours are loaded two at a time without it: half the width keeps the vectors as long as they were.
+    assert FAST.fitted(place(mode="normal", full_tables=True)) == replace(FAST, prepared=False, width=4)
+    wide = replace(FAST, width=16)
+    assert wide.fitted(place(mode="normal", full_tables=True)) == replace(FAST, prepared=False, width=8)
+    assert FAST.fitted(place(head_dim=4096, n_dims=4096)) == replace(FAST, prepared=False)
+    assert Variant(width=1, prepared=True).fitted(place()) == Variant(width=1)
+
+
+def test_two_bfloat16_in_a_lane_need_even_places() -> None:
+    prepared = replace(FAST, store="plain")
+    for at in (
+        moved(place("bf16"), 1),
+        place("bf16", x=TensorView.dense((1, 4, 2, 128), "bf16").moved(3)),
+        place("bf16", x_alignment=2),
+        place("bf16", n_dims=2 * 63),  # the second half at an odd element
+        place("bf16", head_dim=129),
+    ):
+        assert not prepared.fitted(at).prepared, at
+    assert prepared.fits(moved(place("bf16"), 2))
+    assert prepared.fits(moved(place("f16"), 1))
+
+
+def test_widths_that_few_pairs_do_not_fill() -> None:
+    assert Variant(width=8).fitted(place(n_dims=10)) == Variant(width=4)
+    assert Variant(width=8).fitted(place(n_dims=2)) == Variant(width=1)
+    # A prepared vector of neighbours holds half as many pairs.
+    assert Variant(width=16, prepared=True).fitted(place(mode="normal", n_dims=16)).width == 16
+    assert Variant(width=16, prepared=True).fitted(place(mode="normal", n_dims=14)).width == 8
+    assert Variant(width=8, prepared=True).fitted(place("bf16", n_dims=16)).width == 4
+
+
+def test_what_only_the_strided_kernel_can_do() -> None:
+    reverse = TensorView((1, 4, 2, 128), (1024, 256, 128, -1), 127, "f32")
+    assert FAST.fitted(place(x=reverse)) == STRIDED
+    assert FAST.fitted(place(y=reverse)) == STRIDED
+    other = Geometry(64, 0, 128, 2, 1, 1, 64)
+    assert FAST.fitted(place(geometry=other)) == STRIDED
+    assert STRIDED.fits(place(x=reverse))
+
+
+@pytest.mark.parametrize("seed", [np.random.SeedSequence().entropy])
+def test_what_is_fitted_fits(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(2000):
+        dtype = str(rng.choice(list(DTYPES)))
+        head_dim = int(rng.integers(2, 300))
+        n_dims = 2 * int(rng.integers(1, head_dim // 2 + 1))
+        n_offs = 2 * int(rng.integers(0, (head_dim - n_dims) // 2 + 1))
+        mode: Pairing = "normal" if rng.random() < 0.5 else "neox"
+        at = moved(place(dtype, mode, head_dim, n_dims, n_offs), int(rng.integers(0, 70)))
+        at = replace(at, in_place=bool(rng.random() < 0.5), full_tables=bool(rng.random() < 0.3))
+        options = candidates("cpu", dtype, mode)
+        variant = options[int(rng.integers(len(options)))]
+        fitted = variant.fitted(at)
+        assert fitted.fits(at), f"{variant} at {at}: {fitted}: {fitted.misfit(at)} (seed {seed})"
+        if variant.fits(at):
+            assert fitted == variant
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"width": 3}, "width: got 3, allowed are 1, 2, 4, 8, 16"),
+        ({"kernel": "cols"}, "kernel: got 'cols', allowed are rows, strided"),
+        ({"access": "native"}, "access: got 'native'"),
+        ({"store": "both"}, "store: got 'both'"),
+        ({"heads_per_item": -1}, "heads_per_item: got -1"),
+    ],
+)
+def test_what_is_no_variant(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Variant(**changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "accelerator", "custom"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", ["normal", "neox"])
+def test_candidates(kind: str, dtype: str, mode: Pairing) -> None:
+    found = candidates(kind, dtype, mode)
+    assert found[0] == STRIDED
+    assert len(set(found)) == len(found)
+    texts = {}
+    for variant in found:
+        assert variant.fits(place(dtype, mode)), f"{variant}: {variant.misfit(place(dtype, mode))}"
+        assert Variant.from_dict(variant.to_dict()) == variant
+        file, kernel = variant.source(mode)
+        assert kernel in kernel_source(file)
+        # No two of one compiled text but for how the work is divided.
+        text = (file, variant.options(dtype, 64), variant.heads_per_item)
+        assert texts.setdefault(text, variant) == variant
+    safe = default_variant(kind, dtype, mode)
+    assert safe in found, "the safe one must be tried, so that its failure is known"
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("size", ["small", "large"])
+@pytest.mark.parametrize("mode", ["normal", "neox"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_defaults(dtype: str, mode: Pairing, in_place: bool, size: str, cpu: object) -> None:
+    purpose = Purpose(dtype, mode, in_place, size)  # type: ignore[arg-type]
+    for platform in ("Portable Computing Language", "Intel(R) OpenCL", "Something New"):
+        for kind in ("cpu", "gpu", "accelerator", "custom"):
+            target = replace(cpu, platform=platform, kind=kind)  # type: ignore[type-var]
+            variant = default_for(target, purpose)  # type: ignore[arg-type]
+            if kind != "cpu" or platform == "Something New":
+                assert variant == default_variant(kind, dtype, mode)
+            else:
+                assert variant in candidates(kind, dtype, mode)
+            if in_place:
+                assert variant.store == "plain"
+            # Nothing is built anew for every number of pairs where a few calls could not win that back.
+            assert not (size == "small" and variant.prepared)

@@ -1,0 +1,242 @@
+"""The suite 'interop': its adapters pass, whatever is wrong fails, its formulas and its memory are right themselves."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+
+import clrope.interop
+from clrope import DeviceInfo
+from clrope.schedule.plan import Plan
+from clrope.suite import suite_names, verify
+from clrope.suite.grids import interop
+from clrope.suite.grids.interop import ggml, infiniop
+from clrope.suite.grids.interop.block import Block
+from clrope.suite.grids.interop.formula import DTYPES, turned
+from clrope.suite.grids.interop.line import limit_of
+from clrope.suite.grids.interop.torch import promoted
+
+#: A handful of each peer: all of what the call can look like.
+SAMPLES = [
+    "op=rope_multi_inplace", "op=rope_ext_back", "op=rope_set_rows", "INFINIOP( type=bf16", "INFINIOP( inplace=1",
+    "ASCEND( rotary_mode=quarter", "ASCEND( type=f16 r=NNND", "ONNX( type=f16 rank=3", "com.microsoft [1]",
+    "ONNX_BACKEND( type=bf16", "TORCH( from=broadcast", "TORCH( from=ids", "TORCH_BACKWARD(", "TORCH( input=bf16",
+]  # fmt: skip
+#: Some that stand for all where something is broken on purpose.
+FEW = ["op=rope_ext, nb", "op=rope_set_rows type=f32", "INFINIOP( GPT_J rank=3", "ASCEND( r=N1ND", "ONNX( n=1 type=f32"]
+
+
+def has(text: str) -> bool:
+    """Whether the package that the sample needs is there."""
+    needs = "torch" if "TORCH" in text else "onnx" if "BACKEND" in text else ""
+    return not needs or importlib.util.find_spec(needs) is not None
+
+
+@pytest.mark.parametrize("text", SAMPLES)
+def test_adapters_pass_on_every_device(text: str, devices: tuple[DeviceInfo, ...], seed: int) -> None:
+    print(f"seed {seed}")
+    report = verify(["interop"], [d.index for d in devices], seed=seed, text=text)
+    assert len(report.results) >= 4 * len(devices)
+    bad = [r.line for r in report.results if r.outcome.status != ("ok" if has(text) else "skip")]
+    assert not bad, bad[:3]
+    assert not report.differing
+    if has(text) and len(devices) > 1:
+        assert report.shared == len(report.results) // len(devices)
+
+
+def test_every_adapter_has_its_lines() -> None:
+    assert "interop" in suite_names()
+    assert list(interop.peers()) == sorted(m.name for m in pkgutil.iter_modules(clrope.interop.__path__))
+    labels = [line.label for line in interop.interop()]
+    assert len(set(labels)) == len(labels)
+    assert labels == [line.label for line in interop.interop()]
+    # The summary sorts results by this.
+    assert all(f"type={line.kind}," in line.label for line in interop.interop())
+    for name in interop.peers():
+        assert sum(label.startswith(name.upper()) for label in labels) >= 60, name
+
+
+Run = Callable[..., Any]
+
+
+def _nothing(real: Run, plan: Plan) -> Any:
+    return plan.out
+
+
+def _negated(real: Run, plan: Plan) -> Any:
+    real(plan)
+    for part in plan._parts:
+        host = part.out.host
+        assert host is not None
+        np.negative(host, out=host)
+    return plan.out
+
+
+def _one_value(real: Run, plan: Plan) -> Any:
+    real(plan)
+    host = plan._parts[-1].out.host
+    assert host is not None
+    host[(-1,) * host.ndim] += host.dtype.type(0.5)
+    return plan.out
+
+
+@pytest.mark.parametrize("wrong", [_nothing, _negated, _one_value])
+@pytest.mark.parametrize("text", [*FEW, "TORCH( from=tables", "TORCH_BACKWARD( type=f32", "ONNX_BACKEND( type=f32"])
+def test_whatever_is_wrong_fails(
+    wrong: Callable[..., Any], text: str, device: DeviceInfo, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    if not has(text):
+        pytest.skip("its package is not installed")
+    if wrong is not _one_value and "BACKWARD" in text:
+        text += " from=tables"
+    real = Plan.run
+    monkeypatch.setattr(Plan, "run", lambda plan, *_, **__: wrong(real, plan))
+    report = verify(["interop"], [device.index], seed=seed, text=text)
+    assert report.results
+    passed = [r.line for r in report.results if r.outcome.status != "fail"]
+    assert not passed, f"seed {seed}: {passed[0]}"
+    # What the line leaves open is told.
+    assert all("[" in r.outcome.detail for r in report.results)
+    assert not report.ok
+
+
+@pytest.mark.parametrize("text", [*FEW, "TORCH( from=tables"])
+def test_one_bit_apart_is_found(text: str, device: DeviceInfo, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    if not has(text):
+        pytest.skip("its package is not installed")
+    real = Plan.run
+
+    def nearly(plan: Plan, *_: Any, **__: Any) -> Any:
+        real(plan)
+        host = plan._parts[0].out.host
+        assert host is not None
+        host.view(f"u{host.itemsize}")[(0,) * host.ndim] ^= 1
+        return plan.out
+
+    monkeypatch.setattr(Plan, "run", nearly)
+    report = verify(["interop"], [device.index], seed=seed, text=text)
+    differing = {line.split(": ")[1] for line in report.differing}
+    # A cache in f16 can round the difference away.
+    assert differing == {r.case for r in report.results} or "dst=f16" in str({r.case for r in report.results})
+    assert differing
+    assert not report.ok
+
+
+def test_bytes_around_are_watched(device: DeviceInfo, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    real = infiniop.RoPEDescriptor.run
+
+    def careless(self: Any, y: Any, x: Any, *rest: Any) -> Any:
+        real(self, y, x, *rest)
+        right = y.copy()
+        np.frombuffer(y.base, np.uint8)[...] ^= 1
+        y[...] = right
+        return y
+
+    monkeypatch.setattr(infiniop.RoPEDescriptor, "run", careless)
+    report = verify(["interop"], [device.index], seed=seed, text="INFINIOP( type=f32")
+    texts = [r.outcome.text for r in report.results]
+    assert any("bytes outside y changed" in text for text in texts)
+    assert all(text == "OK" or "bytes outside y changed" in text for text in texts)
+
+    def spoiling(self: Any, y: Any, x: Any, *rest: Any) -> Any:
+        real(self, y, x, *rest)
+        x[...] += 1
+        return y
+
+    monkeypatch.setattr(infiniop.RoPEDescriptor, "run", spoiling)
+    report = verify(["interop"], [device.index], seed=seed, text="INFINIOP( type=f32 inplace=0")
+    assert all("bytes of x changed" in r.outcome.text for r in report.results)
+    # The next device gets the inputs as they were.
+    monkeypatch.setattr(infiniop.RoPEDescriptor, "run", real)
+    call = infiniop.draw(np.random.default_rng(seed), "f32", infiniop.Algo.GPT_J, 4, True, "int8", True)
+    first, second = (call.apply(device)[0] for _ in range(2))
+    assert np.array_equal(first, second)
+
+
+@pytest.mark.parametrize(("package", "text", "part"), [("torch", "TORCH", ""), ("onnx", "ONNX_BACKEND", " (in part)")])
+def test_a_peer_that_is_not_installed_is_named(
+    package: str, text: str, part: str, device: DeviceInfo, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == package else real(name, *a))
+    why = f"the package {package} is not installed (pip install {package})"
+    report = verify(["interop"], [device.index], seed=seed, text=text)
+    assert len(report.results) > 10
+    assert {r.outcome.text for r in report.results} == {f"SKIP, {why}"}
+    assert f"SKIPPED: {package}{part}: {why}" in report.remarks["interop"]
+    assert report.failures == ["every case was skipped, nothing was verified"]
+    assert verify(["interop"], [device.index], seed=seed, text="op=rope_set_rows mode=8").ok
+
+
+def test_without_fp64_float64_is_skipped(device: DeviceInfo, seed: int) -> None:
+    from dataclasses import replace
+
+    (line,) = [n for n in interop.interop() if n.label.startswith("ASCEND(type=f64,rotary_mode=half,r=111D")]
+    assert line.prepare(seed).run(replace(device, fp64=False)).text == "SKIP, the device has no fp64"
+
+
+def test_the_same_seed_gives_the_same_inputs_alone_or_among_others(device: DeviceInfo) -> None:
+    alone = verify(["interop"], [device.index], seed=5, text="ONNX( ai.onnx type=f16 n=1 rank=4 none interleaved=1")
+    among = verify(["interop"], [device.index], seed=5, text="ONNX( type=f16 n=1")
+    other = verify(["interop"], [device.index], seed=6, text="ONNX( ai.onnx type=f16 n=1 rank=4 none interleaved=1")
+    ((one,), (another,)) = alone.results, other.results
+    assert {r.case: r.outcome.digest for r in among.results}[one.case] == one.outcome.digest != another.outcome.digest
+
+
+def test_formulas_of_ggml_against_sixty_digits(rng: np.random.Generator) -> None:
+    for call in ggml.calls(rng, 40):
+        right = oracle.rope(call.with_four_axes(), call.positions(), call.fields(), call.forward)
+        got = call.want().reshape(right.shape)
+        assert float(((got - right) ** 2).sum()) <= 1e-22 * float((right**2).sum()), call
+
+
+@pytest.mark.parametrize("neighbours", [False, True])
+def test_the_formula_is_a_complex_product(neighbours: bool, rng: np.random.Generator) -> None:
+    x, theta = rng.uniform(-1, 1, (3, 5, 14)), rng.uniform(-4, 4, (5, 6))
+    z = x[..., 0:12:2] + 1j * x[..., 1:12:2] if neighbours else x[..., :6] + 1j * x[..., 6:12]
+    z = z * np.exp(1j * theta)
+    want = np.stack([z.real, z.imag], -1) if neighbours else np.concatenate([z.real, z.imag], -1)
+    got = turned(x, np.cos(theta), np.sin(theta), neighbours, np.float64)
+    assert np.allclose(got[..., :12], want.reshape(3, 5, 12), rtol=0, atol=1e-15)
+    assert np.array_equal(got[..., 12:], x[..., 12:])
+
+
+def test_promotion_is_torchs() -> None:
+    torch = pytest.importorskip("torch")
+    types = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
+    for a, b, c in itertools.product(types, repeat=3):
+        wanted = torch.promote_types(torch.promote_types(types[a], types[b]), types[c])
+        assert types[promoted(a, b, c)] == wanted, (a, b, c)
+
+
+def test_blocks(rng: np.random.Generator) -> None:
+    for _ in range(50):
+        shape = tuple(int(n) for n in rng.integers(1, 5, int(rng.integers(1, 5))))
+        kind = str(rng.choice(list(DTYPES)))
+        block = Block.drawn(rng, shape, DTYPES[kind])
+        assert np.isnan(block.view.astype(np.float64)).all(), "not poisoned"
+        before = block.copy()
+        block.view.view(f"u{block.view.itemsize}")[...] = 0
+        # Each element has bytes of its own, and those alone have changed.
+        assert block.changed(before) == block.view.nbytes
+        assert block.changed(before, around=True) == 0
+        assert before.changed(before.copy()) == 0
+        if block.memory.size > block.view.nbytes:
+            outside = np.flatnonzero(block.memory)
+            block.memory[rng.choice(outside)] = 0
+            assert block.changed(before, around=True) == 1
+        dense = Block.of(block.view)
+        assert np.array_equal(dense.view, block.view)
+        assert dense.memory.size == dense.view.nbytes + 128
+
+
+def test_limits_of_few_elements() -> None:
+    assert limit_of("f16", 100) == 2.0**-22 > limit_of("f16", 600) > limit_of("f16", 5000)
+    assert limit_of("f32", 1) == limit_of("f32", 5000) == 1e-12

@@ -1,0 +1,60 @@
+"""Buffers over host memory: one for each stretch that tensors touch, only the written ones writable."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyopencl as cl
+import pytest
+from helpers import bits, same
+
+import clrope
+from clrope import RopeConfig
+from clrope.arrays import operand
+from clrope.device import queue_for
+from clrope.emulation import emulate_rope
+from clrope.schedule.memory import HostBuffers, direct_access, stretch_of
+
+
+@pytest.mark.parametrize("before", [0, 1, 5, 1000])
+def test_neighbours_in_one_page(device: clrope.DeviceInfo, before: int, rng: np.random.Generator) -> None:
+    """Input and output side by side: the output's buffer is the writable one, whatever pages they share."""
+    memory = np.zeros(4096, np.float32)
+    x, out = (memory[start : start + 48].reshape(3, 2, 8) for start in (before, before + 48))
+    x[...] = rng.uniform(-1, 1, x.shape)
+    read, written = operand(x, "bsnd"), operand(out, "bsnd", "out")
+    host = HostBuffers(queue_for(device), [stretch_of(read, read.view, False), stretch_of(written, written.view, True)])
+    places = [host.place(read, read.view), host.place(written, written.view)]
+    flags = [buffer.get_info(cl.mem_info.FLAGS) for buffer, _ in places]
+    assert flags[0] & cl.mem_flags.READ_ONLY
+    assert flags[1] & cl.mem_flags.READ_WRITE
+    for (buffer, view), array in zip(places, (x, out), strict=True):
+        start = view.offset * 4
+        assert start >= 0
+        assert start + array.nbytes <= buffer.size
+    after = memory.copy()
+    assert clrope.rope(x, 2, RopeConfig("neox"), out=out, device=device.index) is out
+    after[before + 48 : before + 96] = emulate_rope(x, 2, RopeConfig("neox")).ravel()
+    assert (bits(memory) == bits(after)).all()
+
+
+def test_overlapping_stretches_share_a_buffer(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    memory = rng.uniform(-1, 1, (3, 2, 2, 8)).astype(np.float32)
+    read, written = operand(memory[:, 0], "bsnd"), operand(memory[:, 1], "bsnd", "out")
+    host = HostBuffers(queue_for(device), [stretch_of(read, read.view, False), stretch_of(written, written.view, True)])
+    (a, _), (b, _) = host.place(read, read.view), host.place(written, written.view)
+    assert a is b
+    assert a.get_info(cl.mem_info.FLAGS) & cl.mem_flags.READ_WRITE
+
+
+def test_what_was_written_is_read_and_the_other_way_round(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    """With and without the driver's using the memory itself, and at any alignment."""
+    assert direct_access(queue_for(device)) in (True, False)
+    for start in range(0, 40, 3):
+        memory = rng.uniform(-1, 1, 3000).astype(np.float16)
+        x = memory[start : start + 1000].reshape(5, 10, 20)
+        plan = clrope.Rope(RopeConfig("normal"), device.index).plan(x, 3, out=x, transfer="map")
+        for _ in range(3):
+            want = emulate_rope(x, 3, RopeConfig("normal"))
+            plan.run()
+            assert same(x, want).all()
+            x *= np.float16(-0.5)
