@@ -16,11 +16,10 @@
 #ifdef STORAGE_BF16
 // A 32-bit lane holds two bfloat16: the lower becomes a float by a shift, the upper by a mask, and back likewise. So W
 // lanes rotate 2W pairs, the even ones and the odd ones, and the tables are put in that order.
-#define PREPARED_PAIRS (PAIRS / (2 * W) * (2 * W))
 #define PREPARE                                                                                                        \
   REAL c[PAIRS] __attribute__((aligned(64)));                                                                          \
   REAL s[PAIRS] __attribute__((aligned(64)));                                                                          \
-  for (int i = 0; i < PREPARED_PAIRS; i += 2 * W) {                                                                    \
+  for (int i = 0; i < PAIRS; i += 2 * W) {                                                                             \
     const VEC(REAL, W) c0 = VLOAD(W, REAL, cosine + i), c1 = VLOAD(W, REAL, cosine + i + W);                           \
     const VEC(REAL, W) s0 = VLOAD(W, REAL, sine + i) * direction, s1 = VLOAD(W, REAL, sine + i + W) * direction;       \
     *(VEC(REAL, W) *)(c + i) = (VEC(REAL, W))(c0.even, c1.even);                                                       \
@@ -29,7 +28,7 @@
     *(VEC(REAL, W) *)(s + i + W) = (VEC(REAL, W))(s0.odd, s1.odd);                                                     \
   }
 #define ROTATE_PREPARED(x, y)                                                                                          \
-  UNROLL for (int i = 0; i < PREPARED_PAIRS; i += 2 * W) {                                                             \
+  UNROLL for (int i = 0; i < PAIRS; i += 2 * W) {                                                                      \
     const VEC(uint, W) a = VLOAD(W, uint, (__global const uint *)((x) + i));                                           \
     const VEC(uint, W) b = VLOAD(W, uint, (__global const uint *)((x) + PAIRS + i));                                   \
     const VEC(float, W) c0 = *(VEC(float, W) *)(c + i), c1 = *(VEC(float, W) *)(c + i + W);                            \
@@ -39,10 +38,9 @@
     VSTORE(W, uint, join(a0 * s0 + b0 * c0, a1 * s1 + b1 * c1), (__global uint *)((y) + PAIRS + i));                   \
   }
 #else
-#define PREPARED_PAIRS (PAIRS / W * W)
 #define PREPARE PREPARE_SINE
 #define ROTATE_PREPARED(x, y)                                                                                          \
-  UNROLL for (int i = 0; i < PREPARED_PAIRS; i += W) {                                                                 \
+  UNROLL for (int i = 0; i < PAIRS; i += W) {                                                                          \
     const VEC(REAL, W) a = LOAD(W, (x) + i), b = LOAD(W, (x) + PAIRS + i);                                             \
     const VEC(REAL, W) cs = VLOAD(W, REAL, cosine + i), sn = *(VEC(REAL, W) *)(s + i);                                 \
     STORE(W, a * cs - b * sn, (y) + i);                                                                                \

@@ -30,10 +30,9 @@
 #ifdef PAIRS
 #ifdef STORAGE_BF16
 // A 32-bit lane holds both elements of a pair: the lower becomes a float by a shift, the upper by a mask.
-#define PREPARED_PAIRS (PAIRS / W * W)
 #define PREPARE PREPARE_SINE
 #define ROTATE_PREPARED(x, y)                                                                                          \
-  UNROLL for (int i = 0; i < PREPARED_PAIRS; i += W) {                                                                 \
+  UNROLL for (int i = 0; i < PAIRS; i += W) {                                                                          \
     const VEC(uint, W) v = VLOAD(W, uint, (__global const uint *)((x) + 2 * i));                                       \
     const VEC(float, W) cs = VLOAD(W, float, cosine + i), sn = *(VEC(float, W) *)(s + i);                              \
     const VEC(float, W) a = lower(v), b = upper(v);                                                                    \
@@ -42,11 +41,10 @@
 #else
 // Of a vector v of W elements, first and second in turn, v * (c, c, ...) + swapped v * (-s, s, ...) is the result: one
 // exchange of neighbours instead of a split into halves and back. Negation is exact, so the bits are those of ROTATE.
-#define PREPARED_PAIRS (2 * PAIRS / W * W / 2)
 #define PREPARE                                                                                                        \
   REAL c[2 * PAIRS] __attribute__((aligned(64)));                                                                      \
   REAL s[2 * PAIRS] __attribute__((aligned(64)));                                                                      \
-  for (int i = 0; i < PREPARED_PAIRS; i += W / 2) {                                                                    \
+  for (int i = 0; i < PAIRS; i += W / 2) {                                                                             \
     const VEC(REAL, HALVED(W)) cs = VLOAD(HALVED(W), REAL, cosine + i);                                                \
     const VEC(REAL, HALVED(W)) sn = VLOAD(HALVED(W), REAL, sine + i) * direction;                                      \
     VEC(REAL, W) both;                                                                                                 \
@@ -62,7 +60,7 @@
 #define SWAPPED_8(v) (v).s10325476
 #define SWAPPED_16(v) (v).s1032547698badcfe
 #define ROTATE_PREPARED(x, y)                                                                                          \
-  UNROLL for (int i = 0; i < 2 * PREPARED_PAIRS; i += W) {                                                             \
+  UNROLL for (int i = 0; i < 2 * PAIRS; i += W) {                                                                      \
     const VEC(REAL, W) v = LOAD(W, (x) + i);                                                                           \
     const VEC(REAL, W) cs = *(VEC(REAL, W) *)(c + i), sn = *(VEC(REAL, W) *)(s + i);                                   \
     STORE(W, v * cs + PASTE2(SWAPPED_, W)(v) * sn, (y) + i);                                                           \

@@ -37,4 +37,17 @@ __kernel void scale(__global float *y, const float factor, const ulong vectors, 
     STORE(float, LOAD(float, k, y) * factor, k, y);
 }
 
+// The same for the first `window` words of each row of `row` words, as a partial rotation in place touches them.
+__kernel void windows(__global float *y, const float factor, const ulong rows, const ulong each, const int row,
+                      const int window) {
+  const ulong first = get_global_id(0) * each, last = min(first + each, rows);
+  for (ulong r = first; r < last; ++r) {
+    __global float *start = y + r * (ulong)row;
+    for (int k = 0; k < window / W; ++k)
+      PASTE(vstore, W)(PASTE(vload, W)(k, start) * factor, k, start);
+    for (int i = window / W * W; i < window; ++i)
+      start[i] *= factor;
+  }
+}
+
 __kernel void nothing(__global uint *y) {}

@@ -20,13 +20,14 @@ from ..errors import BuildError
 from ..program.build import build
 from .buffers import Bytes, DeviceSets
 from .contender import Contender, WrongResultError, failure
+from .workloads import Workload
 
 if TYPE_CHECKING:
     import pyopencl
 
     from ..device import DeviceInfo
 
-Name = Literal["copy", "stream", "scale"]
+Name = Literal["copy", "stream", "scale", "windows"]
 Access = Literal["vload", "vector"]
 WIDTHS = (4, 8, 16)
 #: Bytes that a work-item moves. On CPUs, where a work-item is a thread's turn; elsewhere neighbours take neighbours.
@@ -61,7 +62,8 @@ class Spelling:
 def spellings(name: Name, kind: str) -> list[Spelling]:
     """Return the spellings to try on a device of that kind."""
     if kind == "cpu":
-        both: tuple[Access, ...] = ("vload", "vector")
+        # Rows need not begin where a vector may.
+        both: tuple[Access, ...] = ("vload",) if name == "windows" else ("vload", "vector")
         return [Spelling(name, *parts, 1) for parts in itertools.product(WIDTHS, both, CPU_CHUNKS)]
     return [Spelling(name, width, "vector", 0, local) for width, local in itertools.product((2, *WIDTHS), (64, 256))]
 
@@ -82,10 +84,11 @@ class Ceilings:
 
     def contenders(self, sets: DeviceSets) -> tuple[list[Contender], list[dict[str, Any]]]:
         """Return what fits the workload of the sets, three ways to copy or scaling in place; and failures."""
-        if sets.inputs.workload.in_place:
-            return self._kernels("scale", sets)
-        copies, failures = [self._driver_copy(sets)], []
+        workload = sets.inputs.workload
+        copies, failures = [] if workload.in_place else [self._driver_copy(sets)], []
         names: tuple[Name, ...] = ("copy", "stream")
+        if workload.in_place:
+            names = ("scale",) if _window(workload) is None else ("windows", "scale")
         for name in names:
             made, failed = self._kernels(name, sets)
             copies += made
@@ -108,7 +111,7 @@ class Ceilings:
 
     def _kernels(self, name: Name, sets: DeviceSets) -> tuple[list[Contender], list[dict[str, Any]]]:
         size = sets.inputs.block.size
-        key = (name, size, sets.count)
+        key = (name, sets.inputs.workload.bytes_moved if name == "windows" else size, sets.count)
         known = self._best.get(key)
         tried: list[tuple[float, Contender, Spelling]] = []
         reasons: dict[str, str] = {}
@@ -139,16 +142,23 @@ class Ceilings:
         import pyopencl as cl
 
         size = sets.inputs.block.size
-        vectors = size // (4 * spelling.width)
-        each = max(1, spelling.chunk // (4 * spelling.width))
-        items = -(-vectors // each)
+        unit = 4 * spelling.width
+        window = _window(sets.inputs.workload) if spelling.name == "windows" else None
+        if window is not None:
+            unit = window[0]
+        # Vectors, or rows.
+        units = size // unit
+        each = max(1, spelling.chunk // unit)
+        items = -(-units // each)
         local = (spelling.local,) if spelling.local is not None and items % spelling.local == 0 else None
         queue, program = self._queue, self._program(spelling.options)
-        numbers = [np.uint64(vectors), np.uint64(each)]
+        numbers: list[Any] = [np.uint64(units), np.uint64(each)]
+        if window is not None:
+            numbers += [np.int32(window[0] // 4), np.int32(window[1] // 4)]
         kernels = []
         for x, y in zip(sets.x_blocks, sets.y_blocks, strict=True):
             kernel = cl.Kernel(program, spelling.name)
-            kernel.set_args(*([y, np.float32(1)] if spelling.name == "scale" else [x, y]), *numbers)
+            kernel.set_args(*([x, y] if spelling.name in ("copy", "stream") else [y, np.float32(1)]), *numbers)
             kernels.append(kernel)
 
         def call(i: int) -> Any:
@@ -157,20 +167,27 @@ class Ceilings:
             return [event]
 
         def check() -> None:
-            if spelling.name != "scale":
+            if spelling.name in ("copy", "stream"):
                 return _check_copy(sets, call)
-            return self._check_scale(sets, kernels[0], call)
+            return self._check_scale(sets, window, kernels[0], call)
 
-        return Contender("ceiling", spelling.name, call, check, sets.count, 2 * size, self._label, str(spelling))
+        moved = 2 * size if window is None else sets.inputs.workload.bytes_moved
+        return Contender("ceiling", spelling.name, call, check, sets.count, moved, self._label, str(spelling))
 
-    def _check_scale(self, sets: DeviceSets, kernel: Any, call: Callable[[int], Any]) -> None:
+    def _check_scale(
+        self, sets: DeviceSets, window: tuple[int, int] | None, kernel: Any, call: Callable[[int], Any]
+    ) -> None:
         before = sets.inputs.block.view(np.float32)
+        row, width = (1, 1) if window is None else (window[0] // 4, window[1] // 4)
         for factor in (2.0, 1.0):
             sets.reset(0)
             kernel.set_arg(1, np.float32(factor))
             call(0)
+            want = before.copy()
+            rows = want[: want.size // row * row].reshape(-1, row)
             with np.errstate(all="ignore"):
-                wrong = _different(sets.read(0).view(np.float32), before * np.float32(factor))
+                rows[:, :width] *= np.float32(factor)
+                wrong = _different(sets.read(0).view(np.float32), want)
             sets.reset(0)
             if wrong:
                 raise WrongResultError(f"{wrong} of {before.size} words are not {factor} times what they were")
@@ -209,6 +226,15 @@ class Ceilings:
             out.append(Contender("launch", "raw launch", raw, lambda: raw(0), 1, 0, self._label))
         out.append(Contender("launch", "pyopencl launch", by_pyopencl, lambda: by_pyopencl(0), 1, 0, self._label))
         return out
+
+
+def _window(workload: Workload) -> tuple[int, int] | None:
+    """Return the bytes of a row and those of them that are rotated, in place; None if it is all, or no whole words."""
+    row = workload.tensors[0][3] * workload.itemsize
+    rotated = 2 * workload.config.n_pairs(None) * workload.itemsize
+    if rotated >= row or row % 4 or rotated % 4 or any(t[3] != workload.tensors[0][3] for t in workload.tensors):
+        return None
+    return row, rotated
 
 
 def _quick(contender: Contender) -> float:

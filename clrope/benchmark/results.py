@@ -118,8 +118,11 @@ class Record:
         return self.time(found[0], statistic) if found else None
 
     def ceiling(self, device: str, statistic: str = "median") -> dict[str, Any] | None:
-        """Return the device's ceiling: the entry that moves most bytes a second."""
-        found = self.entries("ceiling", None, device)
+        """Return the device's ceiling: the entry that moves most bytes a second.
+
+        Where only a part of each row moves, what moves the same part is the ceiling, not what moves all.
+        """
+        found = self.entries("ceiling", "windows", device) or self.entries("ceiling", None, device)
         return max(found, key=lambda e: e["bytes"] / self.time(e, statistic), default=None)
 
     def rate(self, device: str, statistic: str = "median") -> float | None:

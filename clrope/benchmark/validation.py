@@ -38,14 +38,15 @@ class Judge:
         self._want = [
             reference.rope(x[:, self._tokens], positions, workload.config, workload.forward) for x in inputs.tensors
         ]
+        self._shapes = [x.shape for x in inputs.tensors]
         self._norms = [_norms(x) for x in inputs.tensors]
 
     def __call__(self, got: Sequence[npt.NDArray[Any]]) -> float:
         """Return the NMSE of the tensors; raise `WrongResultError`."""
         worst = 0.0
         for number, (y, want, norms) in enumerate(zip(got, self._want, self._norms, strict=True)):
-            if y.shape[0] != want.shape[0] or y.shape[2:] != want.shape[2:]:
-                raise WrongResultError(f"tensor {number} has shape {list(y.shape)}")
+            if y.shape != self._shapes[number]:
+                raise WrongResultError(f"tensor {number} has shape {list(y.shape)}, not {list(self._shapes[number])}")
             found = compare(np.ascontiguousarray(y[:, self._tokens]), want)
             if not found.nmse <= LIMITS[self._dtype]:
                 raise WrongResultError(f"tensor {number}, sampled tokens: {found}")

@@ -21,8 +21,6 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDE, highlight=False)
     table = Table(
         show_header=any(columns),
-        title=title or None,
-        title_justify="left",
         box=box.SIMPLE_HEAD if any(columns) else None,
         pad_edge=False,
     )

@@ -6,6 +6,8 @@ devices at hand and never won (widths of 2, 'integer' without `prepared` on bf16
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .variants import STRIDED, Access, Pairing, Variant
 
 
@@ -36,6 +38,8 @@ def _for_cpu(dtype: str, pairing: Pairing) -> list[Variant]:
         access: Access = "integer" if dtype == "f16" else "builtin"
         if width > whole[0]:
             out.append(Variant(width=width, access=access, prepared=True, store="nontemporal"))
+    if dtype == "bf16":
+        out += [replace(variant, nan="plain") for variant in out if variant.prepared]
     return out
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import platform
 from typing import TYPE_CHECKING
 
 from .outcome import Purpose
-from .variants import Access, Variant, default_variant
+from .variants import Access, NanKind, Variant, default_variant
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
 
 POCL = "Portable Computing Language"
 INTEL = "Intel(R) OpenCL"
+#: What `platform.machine` calls the processors whose NaNs have no lower bits of their own.
+X86 = ("x86_64", "AMD64")
 #: Versions of PoCL that its spellings were tried on, as its driver version begins.
 POCL_TRIED = ("3.0",)
 
@@ -37,11 +40,9 @@ def _large_or_small(purpose: Purpose, access: Access) -> Variant:
     compiles the built-in ones as well as those.
     """
     width = 4 if purpose.dtype == "f64" else 8
-    if purpose.size == "small":
-        # In the cache, and over in microseconds: a kernel that serves every number of pairs, not one built for each.
-        return Variant(width=width // 2 if purpose.pairing == "normal" else width, access=access)
-    if purpose.in_place:
-        # The lines are in the cache when they are written: going past it would only throw them out.
-        return Variant(width=width, access=access, prepared=True)
+    nan: NanKind = "plain" if purpose.dtype == "bf16" and platform.machine() in X86 else "any"
+    if purpose.in_place or purpose.size == "small":
+        # The lines are in the cache when they are written, or stay there: going past it would only throw them out.
+        return Variant(width=width, access=access, prepared=True, nan=nan)
     # A plain store first reads the line that it will overwrite, a third more traffic.
-    return Variant(width=width, access="clang", prepared=True, store="nontemporal")
+    return Variant(width=width, access="clang", prepared=True, store="nontemporal", nan=nan)

@@ -20,6 +20,7 @@ Pairing = Literal["normal", "neox"]
 KernelName = Literal["rows", "strided"]
 Access = Literal["builtin", "clang", "integer"]
 Store = Literal["plain", "nontemporal"]
+NanKind = Literal["any", "plain"]
 Alignment = int | Callable[[], int]
 
 #: Compiler options per storage type.
@@ -80,6 +81,8 @@ class Variant:
     prepared:       the number of pairs is compiled in, and each work-item brings the token's cos and sin into the order
                     of its vectors once for all of its heads ('rows').
     heads_per_item: heads of one token that a work-item rotates ('rows'), at most; 0: by the number of tokens.
+    nan:            'any', or 'plain' where the device makes no NaN with lower bits set (bf16 only; x86 makes none):
+                    then rounding needs no case for them.
     """
 
     kernel: KernelName = "rows"
@@ -88,11 +91,12 @@ class Variant:
     store: Store = "plain"
     prepared: bool = False
     heads_per_item: int = 0
+    nan: NanKind = "any"
 
     def __post_init__(self) -> None:
         allowed: dict[str, tuple[Any, ...]] = {
             "kernel": get_args(KernelName), "width": WIDTHS, "access": get_args(Access), "store": get_args(Store),
-            "prepared": (False, True),
+            "prepared": (False, True), "nan": get_args(NanKind),
         }  # fmt: skip
         for name, values in allowed.items():
             if getattr(self, name) not in values:
@@ -119,6 +123,8 @@ class Variant:
                 out.append("-DNONTEMPORAL")
         if self.access == "integer" and dtype == "f16":
             out.append("-DHALF_INTEGER")
+        if self.nan == "plain" and dtype == "bf16":
+            out.append("-DPLAIN_NAN")
         if full_tables:
             out.append("-DFULL_TABLES")
         return tuple(out)
@@ -156,6 +162,9 @@ class Variant:
                 return "prepared: the tables are full ones"
             if place.geometry.pairs > MOST_PREPARED:
                 return f"prepared: {place.geometry.pairs} pairs, at most {MOST_PREPARED} are kept in private memory"
+            if self.width > 1 and place.geometry.pairs % self.step_pairs(dtype, pairing):
+                # Then it wins nothing over the unprepared spelling, which need not be built for each number of pairs.
+                return f"prepared: {place.geometry.pairs} pairs are not a whole number of rounds of vectors"
             if self.width == 1:
                 return "prepared: needs a width of 2 or more"
             if dtype == "bf16" and any(
@@ -223,6 +232,8 @@ class Variant:
             yield "prepared"
         if self.store != "plain":
             yield self.store
+        if self.nan == "plain":
+            yield "plain-nan"
         if self.heads_per_item:
             yield f"heads<={self.heads_per_item}"
 

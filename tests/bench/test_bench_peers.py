@@ -21,6 +21,8 @@ def prepare(peer, workload, seed, threads=1):
     return room.contender(peer, sets, task, Judge(sets.inputs, seed))
 
 
+# torch warns of its own use of what it has deprecated.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", room.NAMES)
 def test_peer_is_right_or_says_why_not(name, seed):
     (peer,) = room.peers([name])

@@ -1,13 +1,11 @@
 """Statistics of times, and the order in which contenders take turns."""
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clrope.benchmark.contender import Contender, event_ns, rounds, warm_up
+from clrope.benchmark.contender import Contender, event_ns, rounds, settle, warm_up
 from clrope.benchmark.samples import stats
 
 
@@ -30,49 +28,100 @@ def test_order_and_bounds(samples):
     assert all(isinstance(v, int) for v in found.to_dict().values())
 
 
-class Turns:
-    def __init__(self):
-        self.order = []
+class Clock:
+    """Time that only passes when a call says so."""
 
-    def contender(self, name, sets=1, **more):
+    def __init__(self):
+        self.now = 0
+
+    def perf_counter_ns(self):
+        return self.now
+
+    process_time_ns = perf_counter_ns
+
+    def perf_counter(self):
+        return self.now / 1e9
+
+    process_time = perf_counter
+
+    def sleep(self, seconds):
+        self.now += int(seconds * 1e9)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr("clrope.benchmark.contender.time", made)
+    # With this clock whoever sleeps seems to work.
+    monkeypatch.setattr("clrope.benchmark.contender.settle", lambda: None)
+    return made
+
+
+class Turns:
+    def __init__(self, clock):
+        self.clock, self.order = clock, []
+
+    def contender(self, name, sets=1, takes=1000, **more):
         def call(i):
             self.order.append((name, i))
+            self.clock.now += takes
 
         return Contender("clrope", name, call, lambda: None, sets, **more)
 
 
-def test_contenders_take_turns_and_go_through_their_sets():
-    turns = Turns()
-    a, b = turns.contender("a", 3), turns.contender("b")
+def test_contenders_take_turns_and_go_through_their_sets(clock):
+    turns = Turns(clock)
+    a, b = turns.contender("a", 3), turns.contender("b", takes=70)
     rounds([a, b], 4)
     # One call of each round is not counted.
     assert [name for name, _ in turns.order] == ["a", "a", "b", "b"] * 4
     assert [i for name, i in turns.order if name == "a"] == [1, 2, 0, 1, 2, 0, 1, 2]
-    for made in (a, b):
-        assert len(made.wall) == len(made.cpu) == 4
-        assert not made.event
-        assert min(made.wall) > 0
+    assert a.wall == a.cpu == [1000] * 4
+    assert b.wall == b.cpu == [70] * 4
+    assert not a.event
 
 
-def test_calls_in_a_row_fit_a_block():
-    turns = Turns()
-    quick = turns.contender("quick")
-    warm_up(quick, 7)
-    turns.order.clear()
-    rounds([quick], 2)
-    assert len(quick.wall) == 14
-    slow = Contender("peer", "slow", lambda i: time.sleep(0.05), lambda: None)
-    warm_up(slow, 7)
-    rounds([slow], 2)
-    assert len(slow.wall) == 2
-    assert min(slow.wall) >= 50e6
-
-
-def test_what_follows_a_call_is_not_timed():
-    turns = Turns()
-    made = turns.contender("a", after=lambda i: time.sleep(0.02), device="pocl")
+@pytest.mark.parametrize(
+    ("takes", "in_a_row"), [(1000, 7), (4_200_000, 7), (10_000_000, 3), (40_000_000, 1), (10**9, 1)]
+)
+def test_calls_in_a_row_fit_a_block(clock, takes, in_a_row):
+    turns = Turns(clock)
+    made = turns.contender("a", takes=takes)
+    warm_up(made, 7)
+    assert len(turns.order) == (1 if takes >= 2e8 else 6)
+    assert not made.wall
     rounds([made], 2)
-    assert max(made.wall) < 20e6
+    assert made.wall == [takes] * in_a_row * 2
+
+
+def test_what_follows_a_call_is_not_timed(clock):
+    turns = Turns(clock)
+    seen = []
+
+    def after(i):
+        seen.append(i)
+        clock.now += 10**6
+
+    made = turns.contender("a", 2, after=after, device="pocl")
+    rounds([made], 2)
+    assert made.wall == [1000, 1000]
+    assert seen == [1, 0, 1, 0]
+
+
+def test_settling_waits_for_threads_that_spin(monkeypatch):
+    clock = Clock()
+    busy = iter([1e-3, 1e-3, 1e-3, 1e-5, 1e-3])
+    used = [0.0]
+
+    def sleep(seconds):
+        clock.now += int(seconds * 1e9)
+        used[0] += next(busy)
+
+    monkeypatch.setattr(clock, "sleep", sleep)
+    monkeypatch.setattr(clock, "process_time", lambda: used[0])
+    monkeypatch.setattr("clrope.benchmark.contender.time", clock)
+    settle()
+    assert clock.now == 4_000_000
 
 
 def test_event_times_span_the_launches():
@@ -89,8 +138,8 @@ def test_event_times_span_the_launches():
     assert event_ns(None) is None
 
 
-def test_entry_of_a_contender():
-    turns = Turns()
+def test_entry_of_a_contender(clock):
+    turns = Turns(clock)
     made = turns.contender("a", bytes=64, device="pocl", spelling="one way")
     made.nmse = 1.23456e-15
     rounds([made], 3)

@@ -236,7 +236,7 @@ def test_com_microsoft_as_onnx_runtime(device, rng, dtype, interleaved):
 
 def test_onnx_node_tests(device):
     """All of onnx's node tests of the operator but those whose function body is written out in other operators."""
-    pytest.importorskip("onnx")
+    pytest.importorskip("onnx", minversion="1.19.1", reason="before, three of the node tests had caches of a wrong width")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # making the tests of other operators divides by zero on purpose
         import onnx.backend.test
@@ -248,7 +248,6 @@ def test_onnx_node_tests(device):
     suite.run(result)
     assert not result.failures, result.failures[0][1]
     assert not result.errors, result.errors[0][1]
-    # Eight of them exist since onnx 1.19.
     assert result.testsRun - len(result.skipped) >= 8
 
 

@@ -69,8 +69,9 @@ def close(got, want, dtype):
     assert got.is_contiguous()
     assert not got.isnan().any(), f"{int(got.isnan().sum())} elements were not written"
     error = (got.double() - want).abs()
-    # Half a unit of the result's last place, and what float32 (float64) arithmetic leaves where terms cancel.
-    slack = 1e-12 if dtype == torch.float64 else 1e-6
+    # Half a unit of the result's last place, and what float32 arithmetic leaves where terms cancel. For float64: what
+    # the angles here, float64 products up to 4e4, are off by themselves.
+    slack = 3e-11 if dtype == torch.float64 else 1e-6
     worst = float((error - torch.finfo(dtype).eps / 2 * want.abs()).max())
     assert worst <= slack, f"an element is off by {worst:.3g} more than its rounding"
     if want.numel() >= 2000 or dtype in (torch.float32, torch.float64):  # else too few for a mean of roundings
@@ -345,7 +346,9 @@ def test_export_keeps_one_node(device, gen, form, strict):
     for exported in (program, program.run_decompositions(), torch.export.load(file)):
         (node,) = nodes(exported.graph)
         assert node.target is ROPE
-        assert dict(node.kwargs) == {"scale": 0.5, "base": 300.0, "dims": None, "interleaved": True}
+        # In older exporters (torch 2.6) inputs stand among the keywords, those not given as None.
+        attributes = {k: v for k, v in node.kwargs.items() if k not in names}
+        assert attributes == {"scale": 0.5, "base": 300.0, "dims": None, "interleaved": True}
         assert [n.name for n in node.all_input_nodes] == list(arguments)
         assert torch.equal(exported.module()(**arguments), module(**arguments))
         longer = {"input": rand(gen, 3, 3, 7, 8, dtype=arguments["input"].dtype)}

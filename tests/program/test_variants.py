@@ -52,7 +52,6 @@ def test_nontemporal_needs_every_vector_aligned() -> None:
         place(y_alignment=lambda: 4),
         place(head_dim=132),  # every second head
         place(head_dim=160, n_offs=4),
-        place(head_dim=128, n_dims=120),  # the second half begins at element 60
         place(head_dim=160, n_dims=136, mode="normal", y=TensorView.dense((1, 4, 2, 160), "f32").moved(2)),
     ):
         assert FAST.misfit(at).startswith("store:"), at
@@ -68,10 +67,19 @@ def test_nontemporal_needs_every_vector_aligned() -> None:
 
 
 def test_the_rest_must_be_aligned_too_unless_it_is_not_copied() -> None:
-    # Pairs of neighbours end at element 20, where the copying of the rest begins.
-    at = place(mode="normal", head_dim=80, n_dims=20)
-    assert FAST.misfit(at).startswith("store:")
-    assert FAST.fits(replace(at, in_place=True))
+    # Four of 8 elements a round: pairs of neighbours end at element 20, where the copying of the rest begins.
+    narrow = replace(FAST, width=4)
+    at = place(mode="normal", head_dim=80, n_dims=20, y=TensorView.dense((1, 4, 2, 80), "f32").moved(2))
+    assert narrow.misfit(at).startswith("store:")
+    at = place(mode="normal", head_dim=78, n_dims=20)
+    assert narrow.misfit(at).startswith("store:")
+    assert narrow.fits(replace(at, in_place=True, y=TensorView((1, 1, 1, 78), (1, 1, 1, 1), 0, "f32")))
+
+
+def test_prepared_needs_whole_rounds() -> None:
+    assert FAST.misfit(place(n_dims=120)).startswith("prepared: 60 pairs are not a whole number")
+    assert FAST.fitted(place(n_dims=120)).prepared is False
+    assert FAST.fits(place(n_dims=112))
 
 
 def test_alignment_is_only_asked_for_if_it_matters() -> None:

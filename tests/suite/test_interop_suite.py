@@ -94,8 +94,6 @@ def test_whatever_is_wrong_fails(
 ) -> None:
     if not has(text):
         pytest.skip("its package is not installed")
-    if wrong is not _one_value and "BACKWARD" in text:
-        text += " from=tables"
     real = Plan.run
     monkeypatch.setattr(Plan, "run", lambda plan, *_, **__: wrong(real, plan))
     report = verify(["interop"], [device.index], seed=seed, text=text)
@@ -122,10 +120,8 @@ def test_one_bit_apart_is_found(text: str, device: DeviceInfo, monkeypatch: pyte
 
     monkeypatch.setattr(Plan, "run", nearly)
     report = verify(["interop"], [device.index], seed=seed, text=text)
-    differing = {line.split(": ")[1] for line in report.differing}
-    # A cache in f16 can round the difference away.
-    assert differing == {r.case for r in report.results} or "dst=f16" in str({r.case for r in report.results})
-    assert differing
+    assert report.results
+    assert {line.split(": ")[1] for line in report.differing} == {r.case for r in report.results}
     assert not report.ok
 
 
@@ -158,6 +154,24 @@ def test_bytes_around_are_watched(device: DeviceInfo, monkeypatch: pytest.Monkey
     call = infiniop.draw(np.random.default_rng(seed), "f32", infiniop.Algo.GPT_J, 4, True, "int8", True)
     first, second = (call.apply(device)[0] for _ in range(2))
     assert np.array_equal(first, second)
+
+
+def test_every_peer_runs_on_the_device_that_is_judged(
+    devices: tuple[DeviceInfo, ...], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    real, used = Plan.run, []
+
+    def recording(plan: Plan, *given: Any, **rest: Any) -> Any:
+        used.append(plan.queue.device)
+        return real(plan, *given, **rest)
+
+    monkeypatch.setattr(Plan, "run", recording)
+    for text in (*FEW, "ONNX_BACKEND( type=f32", "TORCH( type=f16 from=ids", "TORCH( type=f16 from=tables"):
+        for device in devices if has(text) else ():
+            used.clear()
+            assert verify(["interop"], [device.index], seed=seed, text=text).ok
+            assert used
+            assert set(used) == {device.cl_device}, f"{device}: {text}"
 
 
 @pytest.mark.parametrize(("package", "text", "part"), [("torch", "TORCH", ""), ("onnx", "ONNX_BACKEND", " (in part)")])
