@@ -27,7 +27,7 @@ def draw(results: Sequence[dict[str, Any]], where: str | Path, family: str = "pr
         matplotlib.use("Agg")
         pyplot: Any = importlib.import_module("matplotlib.pyplot")
     except ImportError as error:
-        raise ConfigError("figure: matplotlib is needed, `pip install 'clrope[bench]'`") from error
+        raise ConfigError("figure: matplotlib is needed, `pip install 'clrope[plot]'`") from error
     chosen: dict[tuple[str, str], list[Record]] = {}
     for record in records(results):
         if (record.family, record.place, record.direction) == (family, "out", "forward"):
@@ -67,7 +67,7 @@ def draw(results: Sequence[dict[str, Any]], where: str | Path, family: str = "pr
     axes.set_xticks(range(len(groups)), [f"{dtype} {mode}" for dtype, mode in groups])
     axes.set_ylabel("GB/s read and written")
     axes.set_title(f"{family} {shape[0]}, out of place: {results[0]['environment']['cpu']}", fontsize=9)
-    axes.legend(fontsize=7, ncols=2, frameon=False)
+    axes.legend(fontsize=7, ncols=9, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.07))
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     try:

@@ -162,9 +162,12 @@ class Variant:
                 return "prepared: the tables are full ones"
             if place.geometry.pairs > MOST_PREPARED:
                 return f"prepared: {place.geometry.pairs} pairs, at most {MOST_PREPARED} are kept in private memory"
-            if self.width > 1 and place.geometry.pairs % self.step_pairs(dtype, pairing):
-                # Then it wins nothing over the unprepared spelling, which need not be built for each number of pairs.
-                return f"prepared: {place.geometry.pairs} pairs are not a whole number of rounds of vectors"
+            step = self.step_pairs(dtype, pairing)
+            if self.width > 1 and place.geometry.pairs % step:
+                # With half the vectors they may be; if not, the unprepared spelling does what is left over.
+                halve = self.width > 4 and place.geometry.pairs % (step // 2) == 0
+                field = "width" if halve else "prepared"
+                return f"{field}: {place.geometry.pairs} pairs are not a whole number of rounds of vectors"
             if self.width == 1:
                 return "prepared: needs a width of 2 or more"
             if dtype == "bf16" and any(

@@ -236,7 +236,9 @@ def test_com_microsoft_as_onnx_runtime(device, rng, dtype, interleaved):
 
 def test_onnx_node_tests(device):
     """All of onnx's node tests of the operator but those whose function body is written out in other operators."""
-    pytest.importorskip("onnx", minversion="1.19.1", reason="before, three of the node tests had caches of a wrong width")
+    pytest.importorskip(
+        "onnx", minversion="1.19.1", reason="before, three of the node tests had caches of a wrong width"
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # making the tests of other operators divides by zero on purpose
         import onnx.backend.test
