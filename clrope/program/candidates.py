@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .variants import STRIDED, Access, Pairing, Variant
+from .variants import PREFETCH, STRIDED, Access, Pairing, Variant
 
 
 def candidates(kind: str, dtype: str, pairing: Pairing) -> list[Variant]:
@@ -38,6 +38,7 @@ def _for_cpu(dtype: str, pairing: Pairing) -> list[Variant]:
         access: Access = "integer" if dtype == "f16" else "builtin"
         if width > whole[0]:
             out.append(Variant(width=width, access=access, prepared=True, store="nontemporal"))
+    out += [replace(variant, prefetch=PREFETCH) for variant in out if variant.prepared and variant.width == whole[1]]
     if dtype == "bf16":
         out += [replace(variant, nan="plain") for variant in out if variant.prepared]
     return out

@@ -6,7 +6,7 @@ import platform
 from typing import TYPE_CHECKING
 
 from .outcome import Purpose
-from .variants import Access, NanKind, Variant, default_variant
+from .variants import PREFETCH, Access, NanKind, Variant, default_variant
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
@@ -41,8 +41,10 @@ def _large_or_small(purpose: Purpose, access: Access) -> Variant:
     """
     width = 4 if purpose.dtype == "f64" else 8
     nan: NanKind = "plain" if purpose.dtype == "bf16" and platform.machine() in X86 else "any"
-    if purpose.in_place or purpose.size == "small":
-        # The lines are in the cache when they are written, or stay there: going past it would only throw them out.
+    if purpose.size == "small":
         return Variant(width=width, access=access, prepared=True, nan=nan)
+    if purpose.in_place:
+        # The lines are in the cache when they are written: going past it would only throw them out.
+        return Variant(width=width, access=access, prepared=True, prefetch=PREFETCH, nan=nan)
     # A plain store first reads the line that it will overwrite, a third more traffic.
-    return Variant(width=width, access="clang", prepared=True, store="nontemporal", nan=nan)
+    return Variant(width=width, access="clang", prepared=True, store="nontemporal", prefetch=PREFETCH, nan=nan)
