@@ -1,6 +1,7 @@
 // What memory allows: copying and scaling in place, without any other work, and a kernel that does nothing.
 //
 // W: words of 32 bits in a vector. VECTORS: read and write by pointers to vectors instead of vload and vstore.
+// STREAM: there are non-temporal stores. ROW, WINDOW: words of a row, and those of them that are scaled.
 // A work-item moves `each` vectors that lie one behind the other, at most up to `vectors`.
 
 #define PASTE_(a, b) a##b
@@ -37,17 +38,18 @@ __kernel void scale(__global float *y, const float factor, const ulong vectors, 
     STORE(float, LOAD(float, k, y) * factor, k, y);
 }
 
-// The same for the first `window` words of each row of `row` words, as a partial rotation in place touches them.
-__kernel void windows(__global float *y, const float factor, const ulong rows, const ulong each, const int row,
-                      const int window) {
+#ifdef ROW
+// The same for the first WINDOW words of each row of ROW words, as a partial rotation in place touches them.
+__kernel void windows(__global float *y, const float factor, const ulong rows, const ulong each) {
   const ulong first = get_global_id(0) * each, last = min(first + each, rows);
   for (ulong r = first; r < last; ++r) {
-    __global float *start = y + r * (ulong)row;
-    for (int k = 0; k < window / W; ++k)
-      PASTE(vstore, W)(PASTE(vload, W)(k, start) * factor, k, start);
-    for (int i = window / W * W; i < window; ++i)
+    __global float *start = y + r * ROW;
+    for (int k = 0; k < WINDOW / W; ++k)
+      STORE(float, LOAD(float, k, start) * factor, k, start);
+    for (int i = WINDOW / W * W; i < WINDOW; ++i)
       start[i] *= factor;
   }
 }
+#endif
 
 __kernel void nothing(__global uint *y) {}

@@ -144,17 +144,17 @@ class Ceilings:
         size = sets.inputs.block.size
         unit = 4 * spelling.width
         window = _window(sets.inputs.workload) if spelling.name == "windows" else None
+        options = spelling.options
         if window is not None:
             unit = window[0]
+            options += (f"-DROW={window[0] // 4}", f"-DWINDOW={window[1] // 4}")
         # Vectors, or rows.
         units = size // unit
         each = max(1, spelling.chunk // unit)
         items = -(-units // each)
         local = (spelling.local,) if spelling.local is not None and items % spelling.local == 0 else None
-        queue, program = self._queue, self._program(spelling.options)
-        numbers: list[Any] = [np.uint64(units), np.uint64(each)]
-        if window is not None:
-            numbers += [np.int32(window[0] // 4), np.int32(window[1] // 4)]
+        queue, program = self._queue, self._program(options)
+        numbers = [np.uint64(units), np.uint64(each)]
         kernels = []
         for x, y in zip(sets.x_blocks, sets.y_blocks, strict=True):
             kernel = cl.Kernel(program, spelling.name)

@@ -117,12 +117,12 @@ class Record:
         found = self.entries("clrope", name, device)
         return self.time(found[0], statistic) if found else None
 
-    def ceiling(self, device: str, statistic: str = "median") -> dict[str, Any] | None:
-        """Return the device's ceiling: the entry that moves most bytes a second.
+    def ceiling(self, device: str, statistic: str = "median", name: str | None = None) -> dict[str, Any] | None:
+        """Return the device's ceiling: the entry that moves most bytes a second, of all or of one name.
 
-        Where only a part of each row moves, what moves the same part is the ceiling, not what moves all.
+        'windows' counts only where it is asked for: a part of each row is harder to move than as many bytes in a row.
         """
-        found = self.entries("ceiling", "windows", device) or self.entries("ceiling", None, device)
+        found = [e for e in self.entries("ceiling", name, device) if name is not None or e["name"] != "windows"]
         return max(found, key=lambda e: e["bytes"] / self.time(e, statistic), default=None)
 
     def rate(self, device: str, statistic: str = "median") -> float | None:
@@ -130,9 +130,9 @@ class Record:
         taken = self.own(device, statistic=statistic)
         return self.workload["bytes_moved"] / taken if taken else None
 
-    def of_ceiling(self, device: str, statistic: str = "median") -> float | None:
+    def of_ceiling(self, device: str, statistic: str = "median", name: str | None = None) -> float | None:
         """Return the part of the ceiling that is reached: bytes a second against bytes a second."""
-        top, rate = self.ceiling(device, statistic), self.rate(device, statistic)
+        top, rate = self.ceiling(device, statistic, name), self.rate(device, statistic)
         return None if top is None or rate is None else rate / (top["bytes"] / self.time(top, statistic))
 
     def against(self, peer: str, device: str, statistic: str = "median") -> float | None:

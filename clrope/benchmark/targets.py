@@ -78,9 +78,15 @@ def judge(results: Sequence[dict[str, Any]]) -> list[Row]:
                 rows.append(_row(claim, device, 0.95, _ceilings(chosen, device)))
     rows += _against_peers(plain, devices)
     for device in devices:
+        for label, family in (("partial 64 of 128", "partial-64of128"), ("partial 20 of 80", "partial-20of80")):
+            for place, text in (("out", "out of place"), ("in", "in place")):
+                chosen = [r for r in forward if (r.family, r.place) == (family, place)]
+                rows.append(_row(f"{label}, {text}, of the ceiling", device, 0.9, _ceilings(chosen, device)))
+            # What a part of each row allows stands beside what as many bytes in a row would.
+            rows.append(
+                _row(f"{label}, in place, of scaling the same parts", device, 0.9, _ceilings(chosen, device, "windows"))
+            )
         for label, chosen in (
-            ("partial 64 of 128", [r for r in forward if r.family == "partial-64of128"]),
-            ("partial 20 of 80", [r for r in forward if r.family == "partial-20of80"]),
             ("q and k together (GQA)", [r for r in forward if r.family == "gqa"]),
             ("mrope", [r for r in prefill if r.mode == "mrope"]),
             ("imrope", [r for r in prefill if r.mode == "imrope"]),
@@ -129,8 +135,8 @@ def _found(chosen: Iterable[Record], value: Callable[[Record, str], float | None
     return out
 
 
-def _ceilings(chosen: Iterable[Record], device: str) -> list[_Found]:
-    return _found(chosen, lambda record, statistic: record.of_ceiling(device, statistic))
+def _ceilings(chosen: Iterable[Record], device: str, name: str | None = None) -> list[_Found]:
+    return _found(chosen, lambda record, statistic: record.of_ceiling(device, statistic, name))
 
 
 def _against_peers(plain: Sequence[Record], devices: Sequence[str]) -> list[Row]:

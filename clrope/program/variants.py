@@ -83,8 +83,8 @@ class Variant:
     prepared:       the number of pairs is compiled in, and each work-item brings the token's cos and sin into the order
                     of its vectors once for all of its heads ('rows').
     heads_per_item: heads of one token that a work-item rotates ('rows'), at most; 0: by the number of tokens.
-    prefetch:       bytes ahead of a head that are brought into the cache while it is rotated, 0 for none; with `prepared`
-                    and compilers based on clang only.
+    prefetch:       bytes ahead of a head that are brought into the cache while it is rotated, 0 for none; with
+                    `prepared` and compilers based on clang only.
     nan:            'any', or 'plain' where the device makes no NaN with lower bits set (bf16 only; x86 makes none):
                     then rounding needs no case for them.
     """
