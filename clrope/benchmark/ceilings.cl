@@ -39,13 +39,23 @@ __kernel void scale(__global float *y, const float factor, const ulong vectors, 
 }
 
 #ifdef ROW
+// Rows need not begin where a vector may.
+#ifdef VECTORS
+typedef FLOATS loose __attribute__((aligned(4)));
+#define LOAD_LOOSE(k, p) (((__global const loose *)(p))[k])
+#define STORE_LOOSE(v, k, p) (((__global loose *)(p))[k] = (v))
+#else
+#define LOAD_LOOSE(k, p) LOAD(float, k, p)
+#define STORE_LOOSE(v, k, p) STORE(float, v, k, p)
+#endif
+
 // The same for the first WINDOW words of each row of ROW words, as a partial rotation in place touches them.
 __kernel void windows(__global float *y, const float factor, const ulong rows, const ulong each) {
   const ulong first = get_global_id(0) * each, last = min(first + each, rows);
   for (ulong r = first; r < last; ++r) {
     __global float *start = y + r * ROW;
     for (int k = 0; k < WINDOW / W; ++k)
-      STORE(float, LOAD(float, k, start) * factor, k, start);
+      STORE_LOOSE(LOAD_LOOSE(k, start) * factor, k, start);
     for (int i = WINDOW / W * W; i < WINDOW; ++i)
       start[i] *= factor;
   }

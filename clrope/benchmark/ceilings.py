@@ -62,8 +62,7 @@ class Spelling:
 def spellings(name: Name, kind: str) -> list[Spelling]:
     """Return the spellings to try on a device of that kind."""
     if kind == "cpu":
-        # Rows need not begin where a vector may.
-        both: tuple[Access, ...] = ("vload",) if name == "windows" else ("vload", "vector")
+        both: tuple[Access, ...] = ("vload", "vector")
         return [Spelling(name, *parts, 1) for parts in itertools.product(WIDTHS, both, CPU_CHUNKS)]
     return [Spelling(name, width, "vector", 0, local) for width, local in itertools.product((2, *WIDTHS), (64, 256))]
 
