@@ -62,7 +62,7 @@ class ConfigTables:
     def tables(self, queue: pyopencl.CommandQueue, target: DeviceInfo, rows: slice, real: Real) -> Tables:
         """Return the tables of those rows, from memory if they were made before."""
         where = self._where
-        return tables_of_config(queue, target.kind, self.config, where.rows[:, rows], real, where.beyond_32_bits)
+        return tables_of_config(queue, target, self.config, where.rows[:, rows], real, where.beyond_32_bits)
 
 
 class Rope:
@@ -141,7 +141,7 @@ class Rope:
         if where.count == 0:
             return results[0], results[1]
         target, queue = self._own_target()
-        tables = tables_of_config(queue, target.kind, config, where.rows, "f32", where.beyond_32_bits)
+        tables = tables_of_config(queue, target, config, where.rows, "f32", where.beyond_32_bits)
         for result, buffer in zip(results, (tables.cosine, tables.sine), strict=True):
             cl.enqueue_copy(queue, result, buffer, wait_for=[tables.ready] if tables.ready is not None else None)
         return results[0], results[1]

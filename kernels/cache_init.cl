@@ -2,7 +2,8 @@
 //
 // positions: long[axes][rows], axes 1 or 4 (t, h, w, e); step, step_low, axis: per pair; cosine, sine: REAL[rows][pairs],
 // times the magnitude. Global size: (ceil(pairs / pairs_per_item), rows).
-// Options: WIDE_PHASE, STORAGE_F64 (double tables).
+// Options: W (pairs at once; more than 1 only with one axis, without WIDE_PHASE, and if it divides pairs_per_item and
+// pairs), WIDE_PHASE (use step_low too: positions beyond ±2^31, and double), STORAGE_F64 (double tables).
 #include "arithmetic.clh"
 #include "phase.clh"
 
@@ -13,12 +14,22 @@ __kernel void rope_cache_init(__global const long *positions, const int rows, co
   const int row = (int)get_global_id(1);
   const int first = (int)get_global_id(0) * pairs_per_item;
   const int last = min(first + pairs_per_item, pairs);
-  for (int i = first; i < last; ++i) {
+  cosine += (size_t)row * (size_t)pairs;
+  sine += (size_t)row * (size_t)pairs;
+  for (int i = first; i < last; i += W) {
+    // The product wraps, which makes it exact modulo one turn.
+#if W > 1
+    const VEC(ulong, W) phase = (ulong)positions[row] * VLOAD(W, ulong, step + i);
+#else
     const long position = positions[(size_t)axis[i] * (size_t)rows + (size_t)row];
-    REAL c, s;
-    cos_sin_of_phase(phase_of(position, step[i], step_low[i]), &c, &s);
-    const size_t at = (size_t)row * (size_t)pairs + (size_t)i;
-    cosine[at] = c * magnitude;
-    sine[at] = s * magnitude;
+    ulong phase = (ulong)position * step[i];
+#ifdef WIDE_PHASE
+    phase += (ulong)mul_hi(position, step_low[i]);
+#endif
+#endif
+    VEC(REAL, W) c, s;
+    cos_sin_of_phase(phase, &c, &s);
+    VSTORE(W, REAL, c * magnitude, cosine + i);
+    VSTORE(W, REAL, s * magnitude, sine + i);
   }
 }

@@ -48,3 +48,15 @@ def _large_or_small(purpose: Purpose, access: Access) -> Variant:
         return Variant(width=width, access=access, prepared=True, prefetch=PREFETCH, nan=nan)
     # A plain store first reads the line that it will overwrite, a third more traffic.
     return Variant(width=width, access="clang", prepared=True, store="nontemporal", prefetch=PREFETCH, nan=nan)
+
+
+def stage1_options(device: DeviceInfo, dtype: str, pairs: int) -> list[str]:
+    """Return the options that make cos and sin of several pairs at once, where that was tried; none elsewhere.
+
+    pairs: what one work-item does, which the vectors have to divide. Phases are 64-bit, so a vector of them is twice as
+    long as one of floats; what crosses a function boundary must not be (`docs/drivers.md`), hence 'clang' on PoCL.
+    """
+    variant = default_for(device, Purpose(dtype, "neox", False, "small"))
+    if variant.kernel != "rows" or not variant.prepared or pairs % variant.width:
+        return []
+    return [f"-DW={variant.width}"] + (["-DCLANG_VECTORS"] if variant.access == "clang" else [])

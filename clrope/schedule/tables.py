@@ -18,11 +18,14 @@ from ..angles import AngleTable, angle_table
 from ..config import RopeConfig
 from ..layout import TensorView
 from ..program.build import program
+from ..program.defaults import stage1_options
 from ..program.variants import STORAGE_OPTIONS
 from .launch import Launch, local_size_for
 
 if TYPE_CHECKING:
     import pyopencl
+
+    from ..device import DeviceInfo
 
 Real = Literal["f32", "f64"]
 #: Tables kept per context, and bytes they may take together.
@@ -78,7 +81,12 @@ def upload(context: pyopencl.Context, array: npt.NDArray[Any]) -> pyopencl.Buffe
 
 
 def tables_of_config(
-    queue: pyopencl.CommandQueue, kind: str, config: RopeConfig, rows: npt.NDArray[np.int64], real: Real, wide: bool
+    queue: pyopencl.CommandQueue,
+    device: DeviceInfo,
+    config: RopeConfig,
+    rows: npt.NDArray[np.int64],
+    real: Real,
+    wide: bool,
 ) -> Tables:
     """Return cos and sin of int64[axes, R] positions; config has n_dims set. Computed at most once while kept.
 
@@ -93,7 +101,7 @@ def tables_of_config(
             if kept.key == key and kept.rows.shape == rows.shape and np.array_equal(kept.rows, rows):
                 state.kept.append(state.kept.pop(place))
                 return kept.tables
-        tables = _compute(queue, kind, config, rows, real, wide, state)
+        tables = _compute(queue, device, config, rows, real, wide, state)
         nbytes = 2 * rows.shape[1] * config.n_pairs(None) * (8 if real == "f64" else 4)
         state.kept.append(_Kept(key, rows.copy(), tables, nbytes))
         while len(state.kept) > KEPT_TABLES or (
@@ -112,7 +120,7 @@ def forget_tables(context: pyopencl.Context) -> None:
 
 def _compute(
     queue: pyopencl.CommandQueue,
-    kind: str,
+    device: DeviceInfo,
     config: RopeConfig,
     rows: npt.NDArray[np.int64],
     real: Real,
@@ -129,7 +137,7 @@ def _compute(
     positions = upload(context, rows)
     scalar = np.float64 if real == "f64" else np.float32
     constants = _constants(context, config, table, state)
-    options = [STORAGE_OPTIONS[real]] + (["-DWIDE_PHASE"] if wide and config.angles == "exact" else [])
+    options = [STORAGE_OPTIONS[real]]
     if config.angles == "ggml":
         g = table.ggml
         exponent, factor, mix, axis = constants
@@ -137,18 +145,22 @@ def _compute(
             program(context, queue.device, "cache_init_ggml.cl", options),
             "rope_cache_init_ggml",
             (pairs, count),
-            local_size_for(kind, 2),
+            local_size_for(device.kind, 2),
             [positions, np.int32(count), np.int32(pairs), g.theta_scale, g.freq_scale, g.magnitude, np.int32(g.yarn),
              exponent, factor, mix, axis, cosine, sine],
         )  # fmt: skip
     else:
         step, step_low, axis = constants
-        per_item = pairs if kind == "cpu" else 1
+        per_item = pairs if device.kind == "cpu" else 1
+        if wide:
+            options.append("-DWIDE_PHASE")
+        elif rows.shape[0] == 1 or not table.axis.any():
+            options += stage1_options(device, real, per_item)
         launch = Launch(
             program(context, queue.device, "cache_init.cl", options),
             "rope_cache_init",
             (-(-pairs // per_item), count),
-            local_size_for(kind, 2),
+            local_size_for(device.kind, 2),
             [positions, np.int32(count), np.int32(pairs), np.int32(per_item), step, step_low, axis,
              scalar(table.magnitude), cosine, sine],
         )  # fmt: skip
