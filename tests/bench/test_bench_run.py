@@ -1,4 +1,4 @@
-"""A small run of a workload of every family on every device: all that is timed is right, and the result is what its schema says."""
+"""A small run of a workload of every family on every device: what is timed is right, results are as the schema says."""
 
 import json
 
