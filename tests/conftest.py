@@ -5,7 +5,6 @@ No healthy device at all is a failure of those tests, never a skip.
 
 from __future__ import annotations
 
-import os
 import time
 import zlib
 from collections.abc import Iterator
@@ -35,14 +34,8 @@ hypothesis.settings.load_profile("clrope")
 
 @lru_cache(maxsize=1)
 def tested_devices() -> tuple[DeviceInfo, ...]:
-    """Every device of `clrope.devices()` on which the tests run.
-
-    CLROPE_TEST_DEVICES, names as `clrope.device` takes them with commas between, takes a part of them: for a run that
-    follows another one on the others.
-    """
-    found = tuple(d for d in clrope.devices() if d.health.ok and not d.simulator)
-    named = [name for name in os.environ.get("CLROPE_TEST_DEVICES", "").split(",") if name]
-    return tuple(dict.fromkeys(clrope.device(name) for name in named)) if named else found
+    """Every device of `clrope.devices()` on which the tests run."""
+    return tuple(d for d in clrope.devices() if d.health.ok and not d.simulator)
 
 
 @lru_cache(maxsize=1)
@@ -54,8 +47,6 @@ def left_out() -> list[str]:
             lines.append(f"NOT TESTED: {d}: {d.health.status}: {d.health.reason or 'no reason known'}")
         elif d.simulator:
             lines.append(f"not tested: {d}: a simulator")
-        elif d not in tested_devices():
-            lines.append(f"not tested: {d}: not among CLROPE_TEST_DEVICES={os.environ['CLROPE_TEST_DEVICES']}")
     return lines
 
 
