@@ -76,6 +76,20 @@ def test_cosine_error_over_all_64_bits(device: clrope.DeviceInfo, rng: np.random
     assert np.abs(sine - want_sine).max() <= 2e-7
 
 
+def test_float64_error_over_all_64_bits(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    if not device.fp64:
+        pytest.skip(f"{device} has no fp64")
+    info = np.iinfo(np.int64)
+    positions = np.concatenate([[info.min, info.max, 2**53 + 1, -(2**62)], rng.integers(info.min, info.max, 60)])
+    fields = {"mode": "neox", "n_dims": 32}
+    # First elements 1 and second 0: the result is cos and sin themselves.
+    x = np.concatenate([np.ones((64, 1, 16)), np.zeros((64, 1, 16))], axis=2)
+    got = clrope.rope(x, positions, RopeConfig.from_dict(fields), device=device)
+    want = np.concatenate(oracle.cos_sin(np.tile(positions, (4, 1)), fields, 32), axis=1)[:, None]
+    assert np.abs(got - want).max() <= 1e-15
+    assert clrope.compare(got, want).nmse <= 1e-30
+
+
 def test_cos_sin_takes_every_form_of_rows(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     for config, shapes in ((NEOX, [(), (7,)]), (SECTIONS, [(), (7,), (3, 7), (4, 7)])):
         for shape in shapes:
