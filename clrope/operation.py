@@ -19,7 +19,7 @@ from .program.variants import Variant
 from .schedule.geometry import Geometry
 from .schedule.plan import EmptyPlan, Part, Plan, Transfer
 from .schedule.rotation import Rotation
-from .schedule.tables import Real, Tables, tables_of_config
+from .schedule.tables import Phases, Real, Tables, phases_of_config, tables_of_config
 
 if TYPE_CHECKING:
     import pyopencl
@@ -63,6 +63,11 @@ class ConfigTables:
         """Return the tables of those rows, from memory if they were made before."""
         where = self._where
         return tables_of_config(queue, target, self.config, where.rows[:, rows], real, where.beyond_32_bits)
+
+    def phases(self, context: pyopencl.Context, rows: slice, real: Real) -> Phases:
+        """Return what a kernel makes the cos and sin of those rows of."""
+        where = self._where
+        return phases_of_config(context, self.config, where.rows[:, rows], real, where.beyond_32_bits)
 
 
 class Rope:
@@ -196,7 +201,16 @@ class Rope:
         where = position_rows(positions, config, batch=first[0], seq=first[1])
         made = [empty_like(o) if given is None else given for o, given in zip(inputs, outputs, strict=True)]
         parts = [
-            Part(o, result, Rotation(Geometry.of_config(config, max(2, o.view.shape[3])), bool(forward), result is o))
+            Part(
+                o,
+                result,
+                Rotation(
+                    Geometry.of_config(config, max(2, o.view.shape[3])),
+                    bool(forward),
+                    in_place=result is o,
+                    phases=config.angles == "exact",
+                ),
+            )
             for o, result in zip(inputs, made, strict=True)
         ]
         if not any(part.x.view.size for part in parts):

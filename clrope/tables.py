@@ -20,7 +20,7 @@ from .schedule.geometry import Geometry
 from .schedule.memory import HostBuffers, stretch_of
 from .schedule.plan import EmptyPlan, Part, Plan, Transfer
 from .schedule.rotation import Rotation
-from .schedule.tables import Real, TableColumns, Tables, tables_of_arrays
+from .schedule.tables import Phases, Real, TableColumns, Tables, tables_of_arrays
 
 if TYPE_CHECKING:
     import pyopencl
@@ -85,6 +85,10 @@ class ArrayTables:
         if keep is not None and made.ready is not None:
             made.ready.wait()  # the caller may change or free his tables once we return
         return made
+
+    def phases(self, context: pyopencl.Context, rows: slice, real: Real) -> Phases:
+        """A caller's tables have none."""
+        raise AssertionError("no spelling makes the angles of a caller's tables")
 
     def _on_device(self, queue: pyopencl.CommandQueue, device: DeviceInfo) -> tuple[list[tuple[Any, TensorView]], Any]:
         if self.cosine.kind == "opencl":

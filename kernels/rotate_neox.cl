@@ -1,8 +1,11 @@
 // Stage 2 for pairs (i, i + pairs): ggml's NEOX, MROPE, IMROPE and VISION, elsewhere "half" or GPT-NeoX. The modes
 // differ only in which position drives a pair, which stage 1 has settled.
+#ifdef TILED
+#define MEMORY __local
+#endif
 #include "arithmetic.clh"
 #include "storage.clh"
-#include "rotate_rows.clh"
+#include "tables.clh"
 
 #define ROTATE(n, x, y, i)                                                                                             \
   do {                                                                                                                 \
@@ -17,11 +20,11 @@
 // A 32-bit lane holds two bfloat16: the lower becomes a float by a shift, the upper by a mask, and back likewise. So W
 // lanes rotate 2W pairs, the even ones and the odd ones, and the tables are put in that order.
 #define PREPARE                                                                                                        \
-  REAL c[PAIRS] __attribute__((aligned(64)));                                                                          \
-  REAL s[PAIRS] __attribute__((aligned(64)));                                                                          \
+  REAL c[PAIRS] __attribute__((aligned(128)));                                                                          \
+  REAL s[PAIRS] __attribute__((aligned(128)));                                                                          \
   for (int i = 0; i < PAIRS; i += 2 * W) {                                                                             \
-    const VEC(REAL, W) c0 = VLOAD(W, REAL, cosine + i), c1 = VLOAD(W, REAL, cosine + i + W);                           \
-    const VEC(REAL, W) s0 = VLOAD(W, REAL, sine + i) * direction, s1 = VLOAD(W, REAL, sine + i + W) * direction;       \
+    const VEC(REAL, W) c0 = TABLE(W, cosine + i), c1 = TABLE(W, cosine + i + W);                           \
+    const VEC(REAL, W) s0 = TABLE(W, sine + i) * direction, s1 = TABLE(W, sine + i + W) * direction;       \
     *(VEC(REAL, W) *)(c + i) = (VEC(REAL, W))(c0.even, c1.even);                                                       \
     *(VEC(REAL, W) *)(c + i + W) = (VEC(REAL, W))(c0.odd, c1.odd);                                                     \
     *(VEC(REAL, W) *)(s + i) = (VEC(REAL, W))(s0.even, s1.even);                                                       \
@@ -42,11 +45,19 @@
 #define ROTATE_PREPARED(x, y)                                                                                          \
   UNROLL for (int i = 0; i < PAIRS; i += W) {                                                                          \
     const VEC(REAL, W) a = LOAD(W, (x) + i), b = LOAD(W, (x) + PAIRS + i);                                             \
-    const VEC(REAL, W) cs = VLOAD(W, REAL, cosine + i), sn = *(VEC(REAL, W) *)(s + i);                                 \
+    const VEC(REAL, W) cs = TABLE(W, cosine + i), sn = *(VEC(REAL, W) *)(s + i);                                 \
     STORE(W, a * cs - b * sn, (y) + i);                                                                                \
     STORE(W, a * sn + b * cs, (y) + PAIRS + i);                                                                        \
   }
 #endif
 #endif
 
+#ifdef TILED
+#include "rotate_tiled.clh"
+#else
+#ifdef FUSED
+#include "angles.clh"
+#endif
+#include "rotate_rows.clh"
+#endif
 ROTATE_KERNEL(rope_rotate_neox)

@@ -1,8 +1,11 @@
 // Stage 2 for neighbouring pairs (2i, 2i+1): ggml's NORMAL, elsewhere "interleaved" or GPT-J.
 #define PAIRS_INTERLEAVED
+#ifdef TILED
+#define MEMORY __local
+#endif
 #include "arithmetic.clh"
 #include "storage.clh"
-#include "rotate_rows.clh"
+#include "tables.clh"
 
 // One load of 2n elements and a split into even and odd ones: strided scalar access is several times slower.
 #define ROTATE_PAIRS(n, x, y, i)                                                                                       \
@@ -34,7 +37,7 @@
 #define ROTATE_PREPARED(x, y)                                                                                          \
   UNROLL for (int i = 0; i < PAIRS; i += W) {                                                                          \
     const VEC(uint, W) v = VLOAD(W, uint, (__global const uint *)((x) + 2 * i));                                       \
-    const VEC(float, W) cs = VLOAD(W, float, cosine + i), sn = *(VEC(float, W) *)(s + i);                              \
+    const VEC(float, W) cs = TABLE(W, cosine + i), sn = *(VEC(float, W) *)(s + i);                              \
     const VEC(float, W) a = lower(v), b = upper(v);                                                                    \
     VSTORE(W, uint, join(a * cs - b * sn, a * sn + b * cs), (__global uint *)((y) + 2 * i));                           \
   }
@@ -42,11 +45,11 @@
 // Of a vector v of W elements, first and second in turn, v * (c, c, ...) + swapped v * (-s, s, ...) is the result: one
 // exchange of neighbours instead of a split into halves and back. Negation is exact, so the bits are those of ROTATE.
 #define PREPARE                                                                                                        \
-  REAL c[2 * PAIRS] __attribute__((aligned(64)));                                                                      \
-  REAL s[2 * PAIRS] __attribute__((aligned(64)));                                                                      \
+  REAL c[2 * PAIRS] __attribute__((aligned(128)));                                                                      \
+  REAL s[2 * PAIRS] __attribute__((aligned(128)));                                                                      \
   for (int i = 0; i < PAIRS; i += W / 2) {                                                                             \
-    const VEC(REAL, HALVED(W)) cs = VLOAD(HALVED(W), REAL, cosine + i);                                                \
-    const VEC(REAL, HALVED(W)) sn = VLOAD(HALVED(W), REAL, sine + i) * direction;                                      \
+    const VEC(REAL, HALVED(W)) cs = TABLE(HALVED(W), cosine + i);                                                \
+    const VEC(REAL, HALVED(W)) sn = TABLE(HALVED(W), sine + i) * direction;                                      \
     VEC(REAL, W) both;                                                                                                 \
     both.even = cs;                                                                                                    \
     both.odd = cs;                                                                                                     \
@@ -68,4 +71,12 @@
 #endif
 #endif
 
+#ifdef TILED
+#include "rotate_tiled.clh"
+#else
+#ifdef FUSED
+#include "angles.clh"
+#endif
+#include "rotate_rows.clh"
+#endif
 ROTATE_KERNEL(rope_rotate_normal)

@@ -41,6 +41,12 @@ def _for_cpu(dtype: str, pairing: Pairing) -> list[Variant]:
     out += [replace(variant, prefetch=PREFETCH) for variant in out if variant.prepared and variant.width == whole[1]]
     if dtype == "bf16":
         out += [replace(variant, nan="plain") for variant in out if variant.prepared]
+    # Without tables: less to read, more to compute.
+    out += [
+        replace(variant, angles="fused") for variant in out
+        if variant.prepared and variant.width == whole[1] and variant.prefetch and variant.access == "clang"
+    ]  # fmt: skip
+    out += [Variant("tiled", width=halves[1], access=access) for access in both]
     return out
 
 
@@ -51,4 +57,6 @@ def _for_others(dtype: str) -> list[Variant]:
         out.append(Variant(kernel="strided", access="integer"))
     out += [Variant(width=width, heads_per_item=heads) for width in (2, 4, 8) for heads in (0, 4)]
     out += [Variant(width=4, prepared=True, heads_per_item=heads) for heads in (4, 1 << 16)]
+    out.append(Variant(width=4, prepared=True, heads_per_item=1 << 16, angles="fused"))
+    out += [Variant("tiled", width=width, heads_per_item=heads) for width in (1, 2, 4) for heads in (8, 1 << 16)]
     return out

@@ -75,6 +75,8 @@ class _Setup:
     x_view: Any
     y_view: Any
     geometry: Geometry
+    config: Any
+    positions: Any
     cosine: Any
     sine: Any
     y_elements: int
@@ -167,7 +169,7 @@ class Trial:
         rotated = emulate_rotation(x, cosine[None], sine[None], pair_indices(config))
         want.view(self.bits)[64 : 64 + rotated.size] = np.ascontiguousarray(rotated).view(self.bits).ravel()
         geometry = Geometry.of_config(config, head_dim)
-        return _Setup(x, x_view, y_view, geometry, cosine, sine, y_elements, want, flat)
+        return _Setup(x, x_view, y_view, geometry, config, positions, cosine, sine, y_elements, want, flat)
 
     @property
     def real(self) -> Any:
@@ -203,6 +205,10 @@ class Trial:
                     if wrong:
                         place = "in place" if in_place else "out of place"
                         return ("wrong", f"{wrong} of {setup.y_view.size} values are wrong, {place}"), ""
+                    if self.variants[number].kernel == "rows" and not in_place:
+                        wrong = sum(self._wrong(got, want) for got in self._run_two(number, setup))
+                        if wrong:
+                            return ("wrong", f"{wrong} values are wrong where a launch rotates two tensors"), ""
         except BuildError as error:
             return ("build_error", _error_line(error.log)), error.log[-4000:]
         except _cl_error() as error:
@@ -210,7 +216,8 @@ class Trial:
         return ("", "") if ran else ("not_run", "it fits nothing that it could be checked on"), ""
 
     def _place(self, setup: _Setup, in_place: bool) -> Placement:
-        return Placement(setup.y_view if in_place else setup.x_view, setup.y_view, setup.geometry, in_place)
+        x_view = setup.y_view if in_place else setup.x_view
+        return Placement(x_view, setup.y_view, setup.geometry, in_place, phases=True)
 
     def _start(self, setup: _Setup, in_place: bool) -> Bytes:
         """Return the bytes of the output before the run: poison, in place with the input inside."""
@@ -223,20 +230,46 @@ class Trial:
     def _run(self, number: int, setup: _Setup, in_place: bool) -> Bytes:
         import pyopencl as cl
 
-        from ..schedule.tables import Tables, upload
-
         got = self._start(setup, in_place)
-        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-        y = cl.Buffer(self.context, flags, hostbuf=got), setup.y_view
-        x = y if in_place else (cl.Buffer(self.context, flags, hostbuf=setup.x_flat.view(self.bits)), setup.x_view)
-        tables = Tables(upload(self.context, setup.cosine), upload(self.context, setup.sine), None)
-        launch = self._launch(number, setup.geometry, x, y, tables, in_place)
+        y = self._buffer(got), setup.y_view
+        x = y if in_place else (self._buffer(setup.x_flat.view(self.bits)), setup.x_view)
+        launch = self._launch(number, setup.geometry, x, y, self._tables(number, setup), in_place)
         launch.enqueue(self.queue)
         cl.enqueue_copy(self.queue, got, y[0])
         self.queue.finish()
         return got
 
-    def _launch(self, number: int, geometry: Any, x: Any, y: Any, tables: Any, in_place: bool) -> Any:
+    def _run_two(self, number: int, setup: _Setup) -> list[Bytes]:
+        """Return the outputs of one launch that rotates the tensor twice, as if it were two."""
+        import pyopencl as cl
+
+        x = self._buffer(setup.x_flat.view(self.bits)), setup.x_view
+        outputs = [self._start(setup, in_place=False) for _ in range(2)]
+        y, y2 = ((self._buffer(output), setup.y_view) for output in outputs)
+        launch = self._launch(number, setup.geometry, x, y, self._tables(number, setup), False, (x, y2))
+        launch.enqueue(self.queue)
+        for output, (buffer, _) in zip(outputs, (y, y2), strict=True):
+            cl.enqueue_copy(self.queue, output, buffer)
+        self.queue.finish()
+        return outputs
+
+    def _buffer(self, contents: npt.NDArray[Any]) -> pyopencl.Buffer:
+        import pyopencl as cl
+
+        return cl.Buffer(self.context, cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR, hostbuf=contents)
+
+    def _tables(self, number: int, data: _Setup | _Workload) -> Any:
+        """Return what the spelling takes cos and sin from: finished tables, or positions and steps."""
+        from ..schedule.tables import Tables, phases_of_config, upload
+
+        if self.variants[number].angles == "fused":
+            rows = np.asarray(data.positions, np.int64)[None]
+            return phases_of_config(self.context, data.config, rows, self.real, wide=False)
+        return Tables(upload(self.context, data.cosine), upload(self.context, data.sine), None)
+
+    def _launch(
+        self, number: int, geometry: Any, x: Any, y: Any, tables: Any, in_place: bool, second: Any = None
+    ) -> Any:
         from ..schedule.rotation import Rotation
         from .build import substitute
 
@@ -245,8 +278,8 @@ class Trial:
             options = variant.options(self.dtype_name, geometry.pairs)
             name = variant.source(self.pairing)[0]
             substitute(self.context, self.device.cl_device, name, options, self.sources[number])
-        rotation = Rotation(geometry, True, in_place)
-        return rotation.launch(self.context, self.device, variant, x, y, tables, 0)
+        rotation = Rotation(geometry, True, in_place, phases=True)
+        return rotation.launch(self.context, self.device, variant, x, y, tables, 0, second)
 
     def _wrong(self, got: Bytes, want: Bytes) -> int:
         a, b = got.view(self.bits), want.view(self.bits)
@@ -278,7 +311,8 @@ class Trial:
             if self.variants[i].misfit(workload.place):
                 continue
             self._begin(i, f"running on {workload.nbytes} bytes")
-            launch = self._launch(i, workload.geometry, workload.x, workload.y, workload.tables, case["in_place"])
+            tables = self._tables(i, workload)
+            launch = self._launch(i, workload.geometry, workload.x, workload.y, tables, case["in_place"])
             failure = workload.failure(launch)
             if failure:
                 failed[i] = failure
@@ -360,7 +394,6 @@ class _Workload:
         from ..emulation import emulate_cos_sin
         from ..layout import TensorView
         from ..schedule.geometry import Geometry
-        from ..schedule.tables import Tables, upload
 
         self.trial = trial
         row = HEADS * HEAD_DIM * trial.dtype.itemsize
@@ -369,11 +402,11 @@ class _Workload:
         self.config = RopeConfig(trial.pairing, HEAD_DIM)
         self.geometry = Geometry.of_config(self.config, HEAD_DIM)
         view = TensorView.dense((1, self.tokens, HEADS, HEAD_DIM), trial.dtype_name)
-        self.cosine, self.sine = emulate_cos_sin(np.arange(self.tokens), self.config, real=trial.real)
-        self.tables = Tables(upload(trial.context, self.cosine), upload(trial.context, self.sine), None)
+        self.positions = np.arange(self.tokens)
+        self.cosine, self.sine = emulate_cos_sin(self.positions, self.config, real=trial.real)
         buffers = [cl.Buffer(trial.context, cl.mem_flags.READ_WRITE, self.nbytes) for _ in range(1 if in_place else 2)]
         self.x, self.y = (buffers[0], view), (buffers[-1], view)
-        self.place = Placement(view, view, self.geometry, in_place)
+        self.place = Placement(view, view, self.geometry, in_place, phases=True)
         self._fill(buffers)
 
     def _fill(self, buffers: list[Any]) -> None:

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from ..schedule.geometry import Geometry
 
 Pairing = Literal["normal", "neox"]
-KernelName = Literal["rows", "strided"]
+KernelName = Literal["rows", "tiled", "strided"]
 Access = Literal["builtin", "clang", "integer"]
 Store = Literal["plain", "nontemporal"]
 NanKind = Literal["any", "plain"]
+Angles = Literal["cached", "fused"]
 Alignment = int | Callable[[], int]
 
 #: Compiler options per storage type.
@@ -35,6 +36,9 @@ WIDTHS = (1, 2, 4, 8, 16)
 MOST_PREPARED = 1024
 #: Bytes of prefetching that are tried: from 2 to 8 KiB they were equally good on the CPUs at hand.
 PREFETCH = 4096
+#: Bytes of local memory that the two tiles of 'tiled' share, and a row of cos and sin beside them: half of what every
+#: device has at least (CL_DEVICE_LOCAL_MEM_SIZE is 32 KiB or more on a full profile).
+TILES_BYTES = 16 << 10
 #: What every driver aligns its own buffers to (CL_DEVICE_MEM_BASE_ADDR_ALIGN is at least 128 bytes on a full profile).
 BUFFER_ALIGNMENT = 64
 
@@ -45,7 +49,8 @@ class Placement:
 
     x, y: views whose offsets count from the start of their buffers. x_alignment, y_alignment: bytes that the start of
     each buffer is known to be aligned to, or a function that finds out (it is asked only if the answer matters).
-    full_tables: the tables hold cos and sin for both elements of each pair.
+    full_tables: the tables hold cos and sin for both elements of each pair. phases: cos and sin are those of a
+    configuration's exact angles, which a kernel can make itself.
     """
 
     x: TensorView
@@ -55,6 +60,7 @@ class Placement:
     x_alignment: Alignment = BUFFER_ALIGNMENT
     y_alignment: Alignment = BUFFER_ALIGNMENT
     full_tables: bool = False
+    phases: bool = False
 
     def aligned_to(self, view: TensorView, alignment: Alignment) -> int:
         """Return the bytes to which every place at which a run of vectors begins in the view is aligned."""
@@ -73,20 +79,24 @@ class Placement:
 class Variant:
     """One spelling.
 
-    kernel:         'rows' (whole heads by vectors; the last axis must be dense) or 'strided' (any strides, by element).
-    width:          elements of a vector ('rows'), 1, 2, 4, 8 or 16; without `prepared`, 'normal' pairs load twice as
-                    many, and 16 is none for them.
+    kernel:         'rows' (whole heads by vectors; the last axis must be dense), 'tiled' (the same through local
+                    memory, with asynchronous copies in and out) or 'strided' (any strides, by element).
+    width:          elements of a vector (not 'strided'), 1, 2, 4, 8 or 16; without `prepared`, 'normal' pairs load
+                    twice as many, and 16 is none for them.
     access:         'builtin' (vload, vload_half, convert_), 'clang' (pointers to vectors and clang's conversions, for
                     drivers that compile the builtins to calls), or 'integer' (f16 only: builtin loads, conversion by
                     integer arithmetic in registers).
     store:          'plain' or 'nontemporal' (past the cache; needs outputs aligned to the vector).
     prepared:       the number of pairs is compiled in, and each work-item brings the token's cos and sin into the order
                     of its vectors once for all of its heads ('rows').
-    heads_per_item: heads of one token that a work-item rotates ('rows'), at most; 0: by the number of tokens.
+    heads_per_item: heads of one token that a work-item ('tiled': a work-group) rotates, at most; 0: by the number of
+                    tokens.
     prefetch:       bytes ahead of a head that are brought into the cache while it is rotated, 0 for none; with
                     `prepared` and compilers based on clang only.
     nan:            'any', or 'plain' where the device makes no NaN with lower bits set (bf16 only; x86 makes none):
                     then rounding needs no case for them.
+    angles:         'cached' (cos and sin from tables that were made before) or 'fused' (each work-item makes those of
+                    its token; with `prepared` only).
     """
 
     kernel: KernelName = "rows"
@@ -97,11 +107,12 @@ class Variant:
     heads_per_item: int = 0
     prefetch: int = 0
     nan: NanKind = "any"
+    angles: Angles = "cached"
 
     def __post_init__(self) -> None:
         allowed: dict[str, tuple[Any, ...]] = {
             "kernel": get_args(KernelName), "width": WIDTHS, "access": get_args(Access), "store": get_args(Store),
-            "prepared": (False, True), "nan": get_args(NanKind),
+            "prepared": (False, True), "nan": get_args(NanKind), "angles": get_args(Angles),
         }  # fmt: skip
         for name, values in allowed.items():
             if getattr(self, name) not in values:
@@ -119,6 +130,10 @@ class Variant:
     def options(self, dtype: str, pairs: int, full_tables: bool = False) -> tuple[str, ...]:
         """Return the compiler's options for a storage type."""
         out = [STORAGE_OPTIONS[dtype]]
+        if self.kernel == "tiled":
+            out += [f"-DW={self.width}", "-DTILED"]
+            if self.access == "clang":
+                out.append("-DCLANG_VECTORS")
         if self.kernel == "rows":
             out.append(f"-DW={self.width}")
             if self.prepared and not full_tables:
@@ -129,6 +144,8 @@ class Variant:
                 out.append("-DCLANG_VECTORS")
             if self.store == "nontemporal":
                 out.append("-DNONTEMPORAL")
+            if self.angles == "fused":
+                out.append("-DFUSED")
         if self.access == "integer" and dtype == "f16":
             out.append("-DHALF_INTEGER")
         if self.nan == "plain" and dtype == "bf16":
@@ -165,6 +182,16 @@ class Variant:
             return "kernel: the pairs of input and output lie differently, only 'strided' can do that"
         if not (place.x.last_axis_dense and place.y.last_axis_dense):
             return "kernel: the last axis is not dense, only 'strided' can do that"
+        if self.kernel == "tiled":
+            if 2 * place.x.itemsize * place.geometry.head_dim > TILES_BYTES:
+                return f"tile: two heads of {place.geometry.head_dim} elements are more than {TILES_BYTES} bytes"
+            if self.prepared or self.store != "plain" or self.prefetch:
+                return "tile: nothing is prepared, prefetched or stored past the cache in local memory"
+        if self.angles == "fused":
+            if not place.phases:
+                return "angles: the tables are a caller's, or ggml's recurrence"
+            if not self.prepared or place.geometry.pairs % self.width:
+                return "angles: made in private memory, by whole vectors, or not at all"
         if self.prepared:
             if place.full_tables:
                 return "prepared: the tables are full ones"
@@ -201,19 +228,24 @@ class Variant:
         """Return this spelling if it fits, else the nearest that does.
 
         Nearest, one thing at a time until it fits: what the message of `misfit` names gives way. `kernel` to 'strided',
-        `prepared` to False (and 'normal' to half the width, so that vectors stay as long as they were), `store` to
-        'plain', `width` to the next smaller one.
+        `tile` to the kernel 'rows', `angles` to 'cached', `prepared` to False (and 'normal' to half the width, so that
+        vectors stay as long as they were), `store` to 'plain', `width` to the next smaller one.
         """
         variant = self
         while reason := variant.misfit(place):
             field = reason.partition(":")[0]
             if field == "kernel":
                 return Variant(kernel="strided")
-            if field == "prepared":
+            if field == "tile":
+                variant = replace(variant, kernel="rows")
+            elif field == "angles":
+                variant = replace(variant, angles="cached")
+            elif field == "prepared":
                 halved = place.geometry.pairing == "normal" and variant.width > 1
                 variant = replace(
-                    variant, prepared=False, prefetch=0, width=variant.width // 2 if halved else variant.width
-                )
+                    variant, prepared=False, prefetch=0, angles="cached",
+                    width=variant.width // 2 if halved else variant.width,
+                )  # fmt: skip
             elif field == "store":
                 variant = replace(variant, store="plain")
             else:
@@ -243,7 +275,7 @@ class Variant:
         return " ".join(self._words())
 
     def _words(self) -> Iterator[str]:
-        yield f"rows{self.width}"
+        yield f"{self.kernel}{self.width}"
         yield self.access
         if self.prepared:
             yield "prepared"
@@ -253,6 +285,8 @@ class Variant:
             yield f"prefetch{self.prefetch}"
         if self.nan == "plain":
             yield "plain-nan"
+        if self.angles == "fused":
+            yield "fused"
         if self.heads_per_item:
             yield f"heads<={self.heads_per_item}"
 

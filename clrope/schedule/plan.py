@@ -18,7 +18,7 @@ from .chunks import Chunk, chunks_that_fit
 from .launch import Launch
 from .memory import PAGE, HostBuffers, Stretch, in_order, stretch_of
 from .rotation import Rotation
-from .tables import Real, Tables, real_of
+from .tables import Phases, Real, Tables, real_of
 
 if TYPE_CHECKING:
     import pyopencl
@@ -53,6 +53,9 @@ class TableSource(Protocol):
     def tables(self, queue: pyopencl.CommandQueue, device: DeviceInfo, rows: slice, real: Real) -> Tables:
         """Return the tables of those rows."""
 
+    def phases(self, context: pyopencl.Context, rows: slice, real: Real) -> Phases:
+        """Return what a kernel makes the cos and sin of those rows of, for rotations that say they have phases."""
+
 
 @dataclass(eq=False)
 class Part:
@@ -65,15 +68,25 @@ class Part:
 
 @dataclass(eq=False)
 class _Step:
-    """One chunk of one part, bound to buffers; the launch is made when its tables are known."""
+    """One chunk of one part, bound to buffers; the launch is made when its tables are known.
+
+    second: the same chunk of another part, whose heads the same launch rotates.
+    """
 
     part: Part
     chunk: Chunk
     x: tuple[Any, TensorView]
     y: tuple[Any, TensorView]
     variant: Variant
-    tables: Tables | None = None
+    tables: Tables | Phases | None = None
     launch: Launch | None = None
+    second: _Step | None = None
+    copied: bool = False
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts it works on."""
+        return (self.part,) if self.second is None else (self.part, self.second.part)
 
 
 class Plan:
@@ -167,7 +180,9 @@ class Plan:
         for part in self._parts:
             if part.out.kind == "opencl":
                 # Every launch waited for the array's earlier events, so they need not be kept.
-                part.out.array.events[:] = [e for e, step in zip(events, self._steps, strict=True) if step.part is part]
+                part.out.array.events[:] = [
+                    e for e, step in zip(events, self._steps, strict=True) if any(part is p for p in step.parts)
+                ]
         for host in self._hosts:
             host.to_host(self.queue, events)
         # First this plan's own last events, then others that need no waiting for.
@@ -194,9 +209,10 @@ class Plan:
         events = [launch.enqueue(queue) for launch in self._repeat]
         if self._hosts:
             queue.finish()
-        for part, event in zip(self._step_parts, events, strict=True):
-            if part.out.kind == "opencl":
-                part.out.array.events[:] = [event]
+        for parts, event in zip(self._step_parts, events, strict=True):
+            for part in parts:
+                if part.out.kind == "opencl":
+                    part.out.array.events[:] = [event]
         self._passed[: self._own_count] = events
         self._own_count = len(events)
         return True
@@ -240,11 +256,16 @@ class Plan:
 
     def _launch(self, step: _Step) -> Launch:
         real = real_of(step.part.x.view.dtype)
-        tables = self.source.tables(self.queue, self.device, step.chunk.rows, real)
+        tables: Tables | Phases
+        if step.variant.angles == "fused":
+            tables = self.source.phases(self.queue.context, step.chunk.rows, real)
+        else:
+            tables = self.source.tables(self.queue, self.device, step.chunk.rows, real)
         if step.launch is None or step.tables is not tables:
             step.tables = tables
+            second = None if step.second is None else (step.second.x, step.second.y)
             step.launch = step.part.rotation.launch(
-                self.queue.context, self.device, step.variant, step.x, step.y, tables, step.chunk.row_stride
+                self.queue.context, self.device, step.variant, step.x, step.y, tables, step.chunk.row_stride, second
             )
         return step.launch
 
@@ -260,14 +281,16 @@ class Plan:
                 self._bind_mapped(part)
             else:
                 self._bind_copied(part)
+        self._steps = _joined(self._steps)
         self._result = self.out
-        self._step_parts = [step.part for step in self._steps]
+        self._step_parts = [step.parts for step in self._steps]
         arrays = [o.array for part in self._parts for o in (part.x, part.out) if o.kind == "opencl"]
         self._device_arrays = [a for i, a in enumerate(arrays) if not any(a is b for b in arrays[:i])]
 
     def _step(self, part: Part, chunk: Chunk, x: tuple[Any, TensorView], y: tuple[Any, TensorView]) -> None:
         variant = part.rotation.variant_for(self.device, x, y, self._variant)
-        self._steps.append(_Step(part, chunk, x, y, variant))
+        copied = part.x.kind != "opencl" and not self._map
+        self._steps.append(_Step(part, chunk, x, y, variant, copied=copied))
 
     def _chunks(self, part: Part, fits: Any, most: int | None = None) -> list[Chunk]:
         batches, tokens = part.x.view.shape[:2]
@@ -326,6 +349,24 @@ class Plan:
         result = np.empty(target.shape, target.dtype)
         cl.enqueue_copy(self.queue, result, step.y[0], wait_for=[event])
         target[...] = result
+
+
+def _joined(steps: Sequence[_Step]) -> list[_Step]:
+    """Return the steps with those joined that one launch can do: two tensors alike but for their heads (q and k)."""
+    joined: list[_Step] = []
+    waiting: dict[Any, _Step] = {}
+    for step in steps:
+        chunk, dtype = step.chunk, step.part.x.view.dtype
+        at = (chunk.batches.start, chunk.batches.stop, chunk.tokens.start, chunk.tokens.stop, chunk.row_stride)
+        alike = (at, step.part.rotation, dtype, step.variant)
+        mate = waiting.pop(alike, None)
+        if mate is not None:
+            mate.second = step
+            continue
+        if step.variant.kernel == "rows" and not step.copied:
+            waiting[alike] = step
+        joined.append(step)
+    return joined
 
 
 class EmptyPlan(Plan):

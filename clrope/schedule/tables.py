@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -44,10 +44,31 @@ class Tables:
 
 
 @dataclass(eq=False)
+class Phases:
+    """What a kernel makes cos and sin of itself: positions long[axes][rows] and the steps of a configuration."""
+
+    positions: pyopencl.Buffer
+    rows: int
+    step: pyopencl.Buffer
+    step_low: pyopencl.Buffer
+    axis: pyopencl.Buffer
+    magnitude: float
+    wide: bool
+    one_axis: bool
+    ready: None = None
+    full: bool = False
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Compiler options of `kernels/angles.clh`."""
+        return (*(["-DONE_AXIS"] if self.one_axis else []), *(["-DWIDE_PHASE"] if self.wide else []))
+
+
+@dataclass(eq=False)
 class _Kept:
     key: tuple[Any, ...]
     rows: npt.NDArray[np.int64]
-    tables: Tables
+    made: Any
     nbytes: int
 
 
@@ -92,23 +113,52 @@ def tables_of_config(
 
     wide: use the steps' lower bits (positions beyond ±2**31; always for f64).
     """
-    context = queue.context
-    state = _state(context)
+    real_bytes = 8 if real == "f64" else 4
     wide = wide or real == "f64"
-    key = (config, real, wide, queue.device.int_ptr)
+    state = _state(queue.context)
+
+    def make() -> Tables:
+        return _compute(queue, device, config, rows, real, wide, state)
+
+    size = 2 * rows.shape[1] * config.n_pairs(None) * real_bytes
+    made: Tables = _kept(state, (config, real, wide, queue.device.int_ptr), rows, size, make)
+    return made
+
+
+def phases_of_config(
+    context: pyopencl.Context, config: RopeConfig, rows: npt.NDArray[np.int64], real: Real, wide: bool
+) -> Phases:
+    """Return what a fused kernel needs for int64[axes, R] positions; arguments as for `tables_of_config`."""
+    wide = wide or real == "f64"
+    state = _state(context)
+
+    def make() -> Phases:
+        table = angle_table(config)
+        step, step_low, axis = _constants(context, config, table, state)
+        one_axis = rows.shape[0] == 1 or not table.axis.any()
+        positions = upload(context, rows)
+        return Phases(positions, rows.shape[1], step, step_low, axis, table.magnitude, wide, one_axis)
+
+    made: Phases = _kept(state, (config, "phases", wide), rows, rows.nbytes, make)
+    return made
+
+
+def _kept(
+    state: _ContextState, key: tuple[Any, ...], rows: npt.NDArray[np.int64], nbytes: int, make: Callable[[], Any]
+) -> Any:
+    """Return what was made for a key and positions, and is among the last used, or make it."""
     with state.lock:
         for place, kept in enumerate(state.kept):
             if kept.key == key and kept.rows.shape == rows.shape and np.array_equal(kept.rows, rows):
                 state.kept.append(state.kept.pop(place))
-                return kept.tables
-        tables = _compute(queue, device, config, rows, real, wide, state)
-        nbytes = 2 * rows.shape[1] * config.n_pairs(None) * (8 if real == "f64" else 4)
-        state.kept.append(_Kept(key, rows.copy(), tables, nbytes))
+                return kept.made
+        made = make()
+        state.kept.append(_Kept(key, rows.copy(), made, nbytes))
         while len(state.kept) > KEPT_TABLES or (
             len(state.kept) > 1 and sum(kept.nbytes for kept in state.kept) > KEPT_BYTES
         ):
             state.kept.pop(0)
-        return tables
+        return made
 
 
 def forget_tables(context: pyopencl.Context) -> None:
@@ -152,9 +202,12 @@ def _compute(
     else:
         step, step_low, axis = constants
         per_item = pairs if device.kind == "cpu" else 1
+        one_axis = rows.shape[0] == 1 or not table.axis.any()
+        if one_axis:
+            options.append("-DONE_AXIS")
         if wide:
             options.append("-DWIDE_PHASE")
-        elif rows.shape[0] == 1 or not table.axis.any():
+        elif one_axis:
             options += stage1_options(device, real, per_item)
         launch = Launch(
             program(context, queue.device, "cache_init.cl", options),

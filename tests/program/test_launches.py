@@ -128,3 +128,150 @@ def test_every_candidate_gives_the_same(device: clrope.DeviceInfo, rng: np.rando
             if variant.kernel == "rows" and variant.store_bytes("f32", mode) <= 4 * most:
                 out = memory(x.size, x.dtype, 0).reshape(x.shape)
                 rotated(device, x, out, RopeConfig(mode, 96), variant)
+
+
+POSITIONS = {
+    "few": 3,
+    "many": np.array([5, -7, 2**31 - 1, 40]),
+    "beyond 32 bits": np.array([5, 2**40 + 3, -(2**50), 1]),
+}
+
+
+@pytest.mark.parametrize("where", POSITIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", ["normal", "neox"])
+def test_fused_angles(device: clrope.DeviceInfo, rng: np.random.Generator, mode: Any, dtype: str, where: str) -> None:
+    if dtype == "f64" and not device.fp64:
+        pytest.skip("no fp64")
+    config = RopeConfig(mode, 64, n_offs=8, attn_factor=0.7, ext_factor=1.0, n_ctx_orig=4096, freq_scale=0.25)
+    x = rng.standard_normal((4, 3, 80)).astype(DTYPES[dtype])
+    positions = POSITIONS[where]
+    want = emulate_rope(x, positions, config)
+    for forward in (True, False):
+        variant = Variant(width=8, prepared=True, angles="fused")
+        plan = clrope.Rope(config, device, variant=variant).plan(x, positions, forward=forward)
+        assert [v.angles for v in plan.variants] == ["fused"]
+        want = emulate_rope(x, positions, config, forward=forward)
+        bits = f"u{x.dtype.itemsize}"
+        np.testing.assert_array_equal(plan.run().view(bits), want.view(bits))
+        # Other positions, another number of 64-bit parts.
+        other = np.array([2**45, 1, 0, -5])
+        want = emulate_rope(x, other, config, forward=forward)
+        np.testing.assert_array_equal(plan.run(positions=other).view(bits), want.view(bits))
+
+
+@pytest.mark.parametrize("mode", ["mrope", "imrope", "vision"])
+def test_fused_angles_of_sections(device: clrope.DeviceInfo, rng: np.random.Generator, mode: Any) -> None:
+    head_dim = 64
+    config = RopeConfig(mode, None if mode == "vision" else head_dim, sections=(8, 12, 12, 0)).for_head_dim(head_dim)
+    x = rng.standard_normal((2, 5, 3, head_dim)).astype(np.float32)
+    positions = rng.integers(-100, 1 << 33, (4, 5))
+    variant = Variant(width=4, prepared=True, angles="fused")
+    plan = clrope.Rope(config, device, variant=variant).plan(x, positions)
+    assert [v.angles for v in plan.variants] == ["fused"]
+    want = emulate_rope(x, positions, config)
+    np.testing.assert_array_equal(plan.run().view(np.uint32), want.view(np.uint32))
+    # Per batch, and few enough for the 64 bits to do.
+    positions = rng.integers(0, 1000, (4, 2, 5))
+    got = clrope.Rope(config, device, variant=variant)(x, positions)
+    np.testing.assert_array_equal(got.view(np.uint32), emulate_rope(x, positions, config).view(np.uint32))
+
+
+def test_what_cannot_be_fused_is_cached(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((4, 3, 64)).astype(np.float32)
+    fused = Variant(width=8, prepared=True, angles="fused")
+    for config in (RopeConfig("neox", 64, angles="ggml"), RopeConfig("neox", 20)):
+        plan = clrope.Rope(config, device, variant=fused).plan(x, 9)
+        assert [v.angles for v in plan.variants] == ["cached"]
+        np.testing.assert_array_equal(plan.run().view(np.uint32), emulate_rope(x, 9, config).view(np.uint32))
+    angles = rng.standard_normal((4, 32)).astype(np.float32)
+    want = clrope.rotate(x, np.cos(angles), np.sin(angles), device=device)
+    got = clrope.rotate(x, np.cos(angles), np.sin(angles), device=device, variant=fused)
+    np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", ["normal", "neox"])
+def test_tiled(device: clrope.DeviceInfo, rng: np.random.Generator, mode: Any, dtype: str) -> None:
+    if dtype == "f64" and not device.fp64:
+        pytest.skip("no fp64")
+    config = RopeConfig(mode, 40, n_offs=6)
+    gaps = rng.standard_normal((2, 3, 11, 70)).astype(DTYPES[dtype])
+    for x in (np.ascontiguousarray(gaps[..., :64]), gaps[..., :64]):
+        want = emulate_rope(x, 5, config)
+        bits = f"u{x.dtype.itemsize}"
+        for width, heads in ((1, 0), (4, 3), (8, 1), (4, 11)):
+            variant = Variant("tiled", width=width, heads_per_item=heads)
+            kept = gaps.copy()
+            target = kept[..., :64] if x.strides == gaps.strides else memory(x.size, x.dtype, 1).reshape(x.shape)
+            plan = clrope.Rope(config, device, variant=variant).plan(x, 5, out=target)
+            assert plan.variants == [variant]
+            plan.run()
+            np.testing.assert_array_equal(np.ascontiguousarray(target).view(bits), want.view(bits))
+            np.testing.assert_array_equal(kept[..., 64:].view(bits), gaps[..., 64:].view(bits))
+            same = x.copy() if x.flags.c_contiguous else gaps.copy()[..., :64]
+            plan = clrope.Rope(config, device, variant=variant).plan(same, 5, out=same)
+            assert plan.variants == [variant]
+            np.testing.assert_array_equal(np.ascontiguousarray(plan.run()).view(bits), want.view(bits))
+
+
+def test_tiled_needs_room_for_two_heads(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((2, 2, 2050)).astype(np.float32)
+    plan = clrope.Rope(RopeConfig("neox", 64), device, variant=Variant("tiled", width=4)).plan(x, 5)
+    assert [v.kernel for v in plan.variants] == ["rows"]
+    np.testing.assert_array_equal(
+        plan.run().view(np.uint32), emulate_rope(x, 5, RopeConfig("neox", 64)).view(np.uint32)
+    )
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_q_and_k_in_one_launch(
+    device: clrope.DeviceInfo, rng: np.random.Generator, dtype: str, in_place: bool, fused: bool
+) -> None:
+    config = RopeConfig("neox", 64)
+    bits = f"u{DTYPES[dtype].itemsize}"
+    # Unlike numbers of heads, k with gaps; and three tensors, of which two are taken together.
+    wide = rng.standard_normal((2, 7, 3, 100)).astype(DTYPES[dtype])
+    q = rng.standard_normal((2, 7, 10, 96)).astype(DTYPES[dtype])
+    third = rng.standard_normal((2, 7, 1, 96)).astype(DTYPES[dtype])
+    positions = rng.integers(0, 5000, (2, 7))
+    for heads_per_item in (0, 1, 4, 12, 100):
+        variant = Variant(width=4, prepared=True, heads_per_item=heads_per_item, angles="fused" if fused else "cached")
+        xs = [q.copy(), wide.copy()[..., :96], third.copy()]
+        outs = xs if in_place else [np.full_like(x, 9) for x in xs]
+        want = [emulate_rope(x, positions, config).view(bits) for x in xs]
+        plan = clrope.Rope(config, device, variant=variant).plan(tuple(xs), positions, out=tuple(outs))
+        assert plan.launches == 2
+        for _ in range(1 if in_place else 2):
+            results = plan.run()
+            for result, right in zip(results, want, strict=True):
+                np.testing.assert_array_equal(np.ascontiguousarray(result).view(bits), right)
+
+
+def test_what_differs_is_not_launched_together(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    q = rng.standard_normal((3, 4, 64)).astype(np.float32)
+    variant = Variant(width=4, prepared=True)
+    for k in (q.astype(np.float16), rng.standard_normal((3, 4, 96)).astype(np.float32)):
+        plan = clrope.Rope(RopeConfig("neox", 64), device, variant=variant).plan((q, k), 5)
+        assert plan.launches == 2
+        for x, y in zip((q, k), plan.run(), strict=True):
+            want = emulate_rope(x, 5, RopeConfig("neox", 64))
+            np.testing.assert_array_equal(y.view(np.uint8), want.view(np.uint8))
+
+
+def test_q_and_k_on_the_device_share_an_event(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    import pyopencl.array as cla
+
+    queue = queue_for(device)
+    q, k = (cla.to_device(queue, rng.standard_normal((3, n, 64)).astype(np.float32)) for n in (8, 2))
+    plan = clrope.Rope(RopeConfig("normal", 64), queue, variant=Variant(width=4, prepared=True)).plan((q, k), 5)
+    for _ in range(3):
+        results = plan.run()
+        assert plan.launches == 1
+        assert [len(y.events) for y in results] == [1, 1]
+        assert results[0].events[0] is results[1].events[0]
+        for x, y in zip((q, k), results, strict=True):
+            want = emulate_rope(x.get(), 5, RopeConfig("normal", 64))
+            np.testing.assert_array_equal(y.get().view(np.uint32), want.view(np.uint32))

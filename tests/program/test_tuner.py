@@ -25,9 +25,11 @@ from clrope.program.variants import STRIDED, Variant
 PARAMETERS = (
     "__global const float *x, const long x_offset, const long x_batch, const long x_token, const long x_head, "
     "__global float *y, const long y_offset, const long y_batch, const long y_token, const long y_head, "
-    "__global const float *cosine, __global const float *sine, const long row_stride, const int heads, "
-    "const int heads_per_item, const int pairs, const int window, const int head_dim, const float direction, "
-    "const int copy_rest"
+    "const int heads, __global const float *x2, const long x2_offset, const long x2_batch, const long x2_token, "
+    "const long x2_head, __global float *y2, const long y2_offset, const long y2_batch, const long y2_token, "
+    "const long y2_head, const int heads2, __global const float *cosine, __global const float *sine, "
+    "const long row_stride, const int heads_per_item, const int pairs, const int window, const int head_dim, "
+    "const float direction, const int copy_rest"
 )
 #: The first element that a work-item has to write.
 PLACE = (
