@@ -31,8 +31,8 @@ from .pool import pool_of
 if TYPE_CHECKING:
     import pyopencl
 
-#: Bytes of a tensor that travel at once.
-COPY_CHUNK_BYTES = 16 << 20
+#: Bytes of a tensor that travel at once: several of them in a large tensor, each worth its commands.
+COPY_CHUNK_BYTES = 8 << 20
 #: Chunks on their way at the same time: one in, one being rotated, one out.
 SLOTS = 3
 
