@@ -28,8 +28,9 @@ class Pool:
         # Reentrant: a plan can be dropped, by the garbage collector, while its own thread holds the lock.
         self._lock = threading.RLock()
         self._queues: list[Any] = []
-        # Holds the context; not the object that is the key in `_pools`, or that would never go.
-        self._own = cl.CommandQueue(context, device)
+        # Intel's queues do not keep their context. Not the object that is the key in `_pools`: that would never go.
+        self._context = cl.Context.from_int_ptr(context.int_ptr, retain=True)
+        self._own = cl.CommandQueue(self._context, device)
         self._memory = pyopencl.tools.MemoryPool(pyopencl.tools.ImmediateAllocator(self._own))
         self._largest = int(device.max_mem_alloc_size)
         #: Buffers made so far, which is fewer than were handed out.
@@ -49,7 +50,7 @@ class Pool:
             if memory.alloc_size(memory.bin_number(size)) > self._largest:
                 # The pool rounds sizes up, which the device does not allow for this one.
                 self.made += 1
-                return cl.Buffer(self._own.context, cl.mem_flags.READ_WRITE, size)
+                return cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size)
             before = memory.managed_bytes
             buffer = memory.allocate(size)
             if memory.managed_bytes != before:
@@ -63,7 +64,7 @@ class Pool:
         import pyopencl as cl
 
         with self._lock:
-            return self._queues.pop() if self._queues else cl.CommandQueue(self._own.context, self._own.device)
+            return self._queues.pop() if self._queues else cl.CommandQueue(self._context, self._own.device)
 
     def give_back(self, buffers: list[Any], queues: list[Any]) -> None:
         """Take back what is in no use any more: nothing that touches the buffers, nothing on the queues."""

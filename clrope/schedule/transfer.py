@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import Operand
+from ..errors import DeviceError
 from ..host_memory import empty
 from ..layout import TensorView
 from .chunks import Chunk
@@ -144,9 +145,14 @@ class Copies:
 
         starts: per piece. waits: events that come before any byte is read. Whatever is raised is raised only after
         all that was enqueued has ended; the outputs of pieces that were not finished are then undefined.
+        `DeviceError` if one of the events has failed.
         """
         import pyopencl as cl
 
+        for event in waits:
+            status = event.command_execution_status
+            if status < 0:  # some drivers never end what waits for such an event
+                raise DeviceError(f"wait_for: an event has failed with status {status}, nothing was copied")
         # An event of a copy keeps its host memory, and would wait for it when dropped, so all are kept to the end.
         events: list[Any] = []
         try:
