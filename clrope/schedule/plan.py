@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from ..arrays import Operand, check_out, operand
 from ..errors import DeviceError, ShapeError
 from ..layout import TensorView
@@ -19,6 +16,7 @@ from .launch import Launch
 from .memory import PAGE, HostBuffers, Stretch, in_order, stretch_of
 from .rotation import Rotation
 from .tables import Phases, Real, Tables, real_of
+from .transfer import COPY_CHUNK_BYTES, Copies, Piece, tokens_at_once
 
 if TYPE_CHECKING:
     import pyopencl
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
     from ..device import DeviceInfo
 
 Transfer = Literal["auto", "map", "copy"]
-#: Bytes of a tensor that travel at once to a device with memory of its own.
-COPY_CHUNK_BYTES = 16 << 20
 #: Bytes that the tables of one chunk may take.
 TABLE_BYTES = 128 << 20
 
@@ -81,7 +77,6 @@ class _Step:
     tables: Tables | Phases | None = None
     launch: Launch | None = None
     second: _Step | None = None
-    copied: bool = False
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -124,6 +119,8 @@ class Plan:
                 raise DeviceError(f"device {device.name!r} on {device.platform!r} has no fp64, float64 tensors need it")
         self._hosts: list[HostBuffers] = []
         self._steps: list[_Step] = []
+        self._copies: Copies | None = None
+        self._copied: list[_Step] = []  # the last of the steps
         self._fresh = True
         self._passed: list[Any] = []
         self._own_count = 0
@@ -171,18 +168,18 @@ class Plan:
                 host.to_device(self.queue)
         self._fresh = False
         events: list[Any] = []
-        for step in self._steps:
-            if step.part.x.kind != "opencl" and not self._map:
-                self._run_copied(step, waits)
-                continue
+        direct = self._steps[: len(self._steps) - len(self._copied)]
+        for step in direct:
             event = self._launch(step).enqueue(self.queue, [*waits, *self._ready(step)] or None)
             events.append(event)
         for part in self._parts:
             if part.out.kind == "opencl":
                 # Every launch waited for the array's earlier events, so they need not be kept.
                 part.out.array.events[:] = [
-                    e for e, step in zip(events, self._steps, strict=True) if any(part is p for p in step.parts)
+                    e for e, step in zip(events, direct, strict=True) if any(part is p for p in step.parts)
                 ]
+        if self._copies is not None:
+            self._copies.run([self._starter(step) for step in self._copied], waits)
         for host in self._hosts:
             host.to_host(self.queue, events)
         # First this plan's own last events, then others that need no waiting for.
@@ -269,7 +266,11 @@ class Plan:
             )
         return step.launch
 
+    def _starter(self, step: _Step) -> Any:
+        return lambda waits: self._launch(step).enqueue(self.queue, [*waits, *self._ready(step)])
+
     def _bind(self) -> None:
+        copied: list[Part] = []
         for part in self._parts:
             if part.x.view.size == 0:
                 continue
@@ -280,8 +281,9 @@ class Plan:
             elif self._map:
                 self._bind_mapped(part)
             else:
-                self._bind_copied(part)
+                copied.append(part)
         self._steps = _joined(self._steps)
+        self._bind_copied(copied)
         self._result = self.out
         self._step_parts = [step.parts for step in self._steps]
         arrays = [o.array for part in self._parts for o in (part.x, part.out) if o.kind == "opencl"]
@@ -289,8 +291,7 @@ class Plan:
 
     def _step(self, part: Part, chunk: Chunk, x: tuple[Any, TensorView], y: tuple[Any, TensorView]) -> None:
         variant = part.rotation.variant_for(self.device, x, y, self._variant)
-        copied = part.x.kind != "opencl" and not self._map
-        self._steps.append(_Step(part, chunk, x, y, variant, copied=copied))
+        self._steps.append(_Step(part, chunk, x, y, variant))
 
     def _chunks(self, part: Part, fits: Any, most: int | None = None) -> list[Chunk]:
         batches, tokens = part.x.view.shape[:2]
@@ -322,33 +323,20 @@ class Plan:
             y = x if part.rotation.in_place else host.place(part.out, _cut(part.out, chunk))
             self._step(part, chunk, x, y)
 
-    def _bind_copied(self, part: Part) -> None:
-        import pyopencl as cl
-
-        _, _, heads, head_dim = part.x.view.shape
-        token_bytes = heads * head_dim * part.x.view.itemsize
-        most = max(1, min(self._copy_chunk_bytes, self.device.max_alloc) // max(1, token_bytes))
-        made = self._chunks(part, lambda _: True, most)
-        largest = max((c.batches.stop - c.batches.start) * (c.tokens.stop - c.tokens.start) for c in made) * token_bytes
-        # The queue is in order, so one pair of buffers serves every chunk.
-        x_buffer = cl.Buffer(self.queue.context, cl.mem_flags.READ_WRITE, largest)
-        y_buffer = (
-            x_buffer if part.rotation.in_place else cl.Buffer(self.queue.context, cl.mem_flags.WRITE_ONLY, largest)
-        )
-        for chunk in made:
-            shape = (chunk.batches.stop - chunk.batches.start, chunk.tokens.stop - chunk.tokens.start, heads, head_dim)
-            dense = TensorView.dense(shape, part.x.view.dtype)
-            self._step(part, chunk, (x_buffer, dense), (y_buffer, dense))
-
-    def _run_copied(self, step: _Step, waits: list[Any]) -> None:
-        import pyopencl as cl
-
-        source, target = (_bits(operand, step.chunk) for operand in (step.part.x, step.part.out))
-        cl.enqueue_copy(self.queue, step.x[0], np.ascontiguousarray(source), wait_for=waits or None)
-        event = self._launch(step).enqueue(self.queue, self._ready(step) or None)
-        result = np.empty(target.shape, target.dtype)
-        cl.enqueue_copy(self.queue, result, step.y[0], wait_for=[event])
-        target[...] = result
+    def _bind_copied(self, parts: Sequence[Part]) -> None:
+        self._copies, self._copied = None, []
+        limit = min(self._copy_chunk_bytes, self.device.max_alloc)
+        made = [
+            (part, chunk)
+            for part in parts
+            for chunk in self._chunks(part, lambda _: True, tokens_at_once(part.x.view, limit))
+        ]
+        if not made:
+            return
+        self._copies = Copies(self.queue, [Piece(part.x, part.out, chunk) for part, chunk in made])
+        for k, (part, chunk) in enumerate(made):
+            self._step(part, chunk, *self._copies.bound(k))
+            self._copied.append(self._steps[-1])
 
 
 def _joined(steps: Sequence[_Step]) -> list[_Step]:
@@ -363,7 +351,7 @@ def _joined(steps: Sequence[_Step]) -> list[_Step]:
         if mate is not None:
             mate.second = step
             continue
-        if step.variant.kernel == "rows" and not step.copied:
+        if step.variant.kernel == "rows":
             waiting[alike] = step
         joined.append(step)
     return joined
@@ -384,14 +372,3 @@ class EmptyPlan(Plan):
 
 def _cut(operand: Operand, chunk: Chunk) -> TensorView:
     return operand.view.part(chunk.batches, chunk.tokens)
-
-
-def _bits(operand: Operand, chunk: Chunk) -> npt.NDArray[Any]:
-    """Return the chunk of a host operand in the order b, s, n, d, as bits (bfloat16 has no buffer protocol)."""
-    assert operand.host is not None
-    array = operand.host.view(np.dtype(f"u{operand.view.itemsize}"))
-    letters = operand.layout
-    if "b" not in letters:
-        array, letters = array[None], "b" + letters
-    ordered = array.transpose([letters.index(c) for c in "bsnd"])
-    return ordered[chunk.batches, chunk.tokens]
