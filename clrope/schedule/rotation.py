@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..layout import TensorView
+from ..layout import DTYPES, Shape4, TensorView
+from ..program import tuning
 from ..program.build import program
 from ..program.chooser import choose
 from ..program.variants import BUFFER_ALIGNMENT, Placement, Variant
@@ -21,10 +23,40 @@ if TYPE_CHECKING:
 
     from ..device import DeviceInfo
 
+    #: A buffer and a view whose offset counts from its start.
+    Placed = tuple[pyopencl.Buffer, TensorView]
+
 #: Work-items wanted per compute unit of a CPU: enough to balance, few enough to cost nothing.
 _ITEMS_PER_UNIT = 16
 #: Bytes below which a work-item costs more to start than to run.
 _LEAST_ITEM_BYTES = 16384
+
+
+class Signature(NamedTuple):
+    """All of two placed views that decides how the one is rotated into the other: not where they begin, but how well.
+
+    x_alignment, y_alignment: bytes, up to `BUFFER_ALIGNMENT`, that element [0, 0, 0, 0] is aligned to.
+    """
+
+    shape: Shape4
+    dtype: str
+    x_strides: Shape4
+    y_strides: Shape4
+    x_alignment: int
+    y_alignment: int
+
+    @classmethod
+    def of(cls, x: Placed, y: Placed) -> Signature:
+        """Describe buffers and the views in them."""
+        (x_buffer, xv), (y_buffer, yv) = x, y
+        x_alignment = gcd(_alignment(x_buffer), xv.offset * xv.itemsize)
+        y_alignment = x_alignment if y is x else gcd(_alignment(y_buffer), yv.offset * yv.itemsize)
+        return cls(xv.shape, xv.dtype, xv.strides, yv.strides, x_alignment, y_alignment)
+
+    def placement(self, rotation: Rotation, full_tables: bool = False) -> Placement:
+        """Return what a variant's fit is judged by."""
+        x, y = (TensorView(self.shape, strides, 0, self.dtype) for strides in (self.x_strides, self.y_strides))
+        return Placement(x, y, rotation.geometry, rotation.in_place, self.x_alignment, self.y_alignment, full_tables)
 
 
 @dataclass(frozen=True)
@@ -35,78 +67,106 @@ class Rotation:
     forward: bool
     in_place: bool
 
-    def variant_for(
-        self,
-        device: DeviceInfo,
-        x: tuple[pyopencl.Buffer, TensorView],
-        y: tuple[pyopencl.Buffer, TensorView],
-        preferred: Variant | None,
-    ) -> Variant:
+    def variant_for(self, device: DeviceInfo, x: Placed, y: Placed, preferred: Variant | None) -> Variant:
         """Return the preferred spelling, or the chooser's, as it fits these buffers and views."""
-        place = self._place(x, y)
-        return choose(device, place) if preferred is None else preferred.fitted(place)
-
-    def _place(
-        self,
-        x: tuple[pyopencl.Buffer, TensorView],
-        y: tuple[pyopencl.Buffer, TensorView],
-        full_tables: bool = False,
-    ) -> Placement:
-        (x_buffer, xv), (y_buffer, yv) = x, y
-        return Placement(
-            xv,
-            yv,
-            self.geometry,
-            self.in_place,
-            lambda: _alignment(x_buffer),
-            lambda: _alignment(y_buffer),
-            full_tables,
-        )
+        signature = Signature.of(x, y)
+        if preferred is not None:
+            return _fitted(preferred, self, signature, False)
+        return _chosen(device, self, signature, tuning.edition())
 
     def launch(
         self,
         context: pyopencl.Context,
         device: DeviceInfo,
         variant: Variant,
-        x: tuple[pyopencl.Buffer, TensorView],
-        y: tuple[pyopencl.Buffer, TensorView],
+        x: Placed,
+        y: Placed,
         tables: Tables,
         row_stride: int,
     ) -> Launch:
         """Bind a launch; views' offsets count from the start of their buffers. row_stride: 0 or tokens per batch."""
         if tables.full:  # which the variant was chosen without knowing
-            variant = variant.fitted(self._place(x, y, full_tables=True))
-        g = self.geometry
+            variant = _fitted(variant, self, Signature.of(x, y), True)
         (x_buffer, xv), (y_buffer, yv) = x, y
-        batches, tokens, heads, head_dim = xv.shape
-        source, name = variant.source(g.pairing or "neox")
-        built = program(context, device.cl_device, source, variant.options(xv.dtype, g.pairs, tables.full))
-        direction = (np.float64 if xv.dtype == "f64" else np.float32)(1 if self.forward else -1)
-        i64, i32 = np.int64, np.int32
-        if variant.kernel == "strided":
-            slots = g.pairs if self.in_place else g.pairs + g.rest
-            per_item = slots if device.kind == "cpu" else 1
-            return Launch(
-                built,
-                name,
-                (-(-slots // per_item), heads, batches * tokens),
-                local_size_for(device.kind, 3),
-                [x_buffer, i64(xv.offset), *map(i64, xv.strides), y_buffer, i64(yv.offset), *map(i64, yv.strides),
-                 tables.cosine, tables.sine, i64(row_stride), i32(tokens), i32(g.pairs), i32(g.window), direction,
-                 i32(g.step), i32(g.distance), i32(g.out_step), i32(g.out_distance), i32(slots), i32(per_item)],
-            )  # fmt: skip
-        per_item = min(heads, variant.heads_per_item) or _heads_per_item(
-            device, batches * tokens, heads, head_dim * xv.itemsize
-        )
+        recipe = _recipe(self, device, variant, xv.shape, xv.dtype, xv.strides, yv.strides, row_stride, tables.full)
+        built = program(context, device.cl_device, recipe.source, recipe.options)
         return Launch(
             built,
-            name,
-            (tokens, -(-heads // per_item), batches),
-            local_size_for(device.kind, 3),
-            [x_buffer, i64(xv.offset), *map(i64, xv.strides[:3]), y_buffer, i64(yv.offset), *map(i64, yv.strides[:3]),
-             tables.cosine, tables.sine, i64(row_stride), i32(heads), i32(per_item), i32(g.pairs), i32(g.window),
-             i32(head_dim), direction, i32(0 if self.in_place or not g.rest else 1)],
+            recipe.name,
+            recipe.global_size,
+            recipe.local_size,
+            [x_buffer, np.int64(xv.offset), *recipe.x_strides, y_buffer, np.int64(yv.offset), *recipe.y_strides,
+             tables.cosine, tables.sine, *recipe.numbers],
         )  # fmt: skip
+
+
+# What follows depends on its arguments alone, and calls of one kind come by the thousand.
+
+
+@lru_cache(maxsize=512)
+def _fitted(variant: Variant, rotation: Rotation, signature: Signature, full_tables: bool) -> Variant:
+    return variant.fitted(signature.placement(rotation, full_tables))
+
+
+@lru_cache(maxsize=512)
+def _chosen(device: DeviceInfo, rotation: Rotation, signature: Signature, _edition: object) -> Variant:
+    return choose(device, signature.placement(rotation))
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """All of a launch but its program, buffers and offsets: kernel, sizes, and the numbers it is called with."""
+
+    source: str
+    name: str
+    options: tuple[str, ...]
+    global_size: tuple[int, ...]
+    local_size: tuple[int, ...] | None
+    x_strides: tuple[np.int64, ...]
+    y_strides: tuple[np.int64, ...]
+    numbers: tuple[Any, ...]
+
+
+@lru_cache(maxsize=512)
+def _recipe(
+    rotation: Rotation,
+    device: DeviceInfo,
+    variant: Variant,
+    shape: Shape4,
+    dtype: str,
+    x_strides: Shape4,
+    y_strides: Shape4,
+    row_stride: int,
+    full_tables: bool,
+) -> _Recipe:
+    g = rotation.geometry
+    batches, tokens, heads, head_dim = shape
+    source, name = variant.source(g.pairing or "neox")
+    options = variant.options(dtype, g.pairs, full_tables)
+    direction = (np.float64 if dtype == "f64" else np.float32)(1 if rotation.forward else -1)
+    i64, i32 = np.int64, np.int32
+    if variant.kernel == "strided":
+        slots = g.pairs if rotation.in_place else g.pairs + g.rest
+        per_item = slots if device.kind == "cpu" else 1
+        global_size = (-(-slots // per_item), heads, batches * tokens)
+        axes = 4
+        numbers: tuple[Any, ...] = (
+            i64(row_stride), i32(tokens), i32(g.pairs), i32(g.window), direction, i32(g.step), i32(g.distance),
+            i32(g.out_step), i32(g.out_distance), i32(slots), i32(per_item),
+        )  # fmt: skip
+    else:
+        head_bytes = head_dim * DTYPES[dtype].itemsize
+        per_item = min(heads, variant.heads_per_item) or _heads_per_item(device, batches * tokens, heads, head_bytes)
+        global_size = (tokens, -(-heads // per_item), batches)
+        axes = 3
+        numbers = (
+            i64(row_stride), i32(heads), i32(per_item), i32(g.pairs), i32(g.window), i32(head_dim), direction,
+            i32(0 if rotation.in_place or not g.rest else 1),
+        )  # fmt: skip
+    return _Recipe(
+        source, name, options, global_size, local_size_for(device.kind, 3),
+        tuple(map(i64, x_strides[:axes])), tuple(map(i64, y_strides[:axes])), numbers,
+    )  # fmt: skip
 
 
 def _heads_per_item(device: DeviceInfo, tokens: int, heads: int, head_bytes: int) -> int:
