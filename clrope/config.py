@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -196,27 +197,7 @@ class RopeConfig:
 
     def for_head_dim(self, head_dim: int) -> RopeConfig:
         """Return this configuration with n_dims filled in and checked against a head of `head_dim` elements."""
-        n_dims = self.n_dims
-        if self.mode == "vision":
-            if head_dim % 4 or head_dim < 4:
-                raise ConfigError(f"head_dim: got {head_dim}, mode 'vision' needs a positive multiple of 4")
-            if n_dims is not None and n_dims != head_dim // 2:
-                raise ConfigError(
-                    f"n_dims: got {n_dims}, mode 'vision' needs head_dim / 2 = {head_dim // 2} (the whole head)"
-                )
-            config = replace(self, n_dims=head_dim // 2)
-        elif n_dims is None:
-            room = head_dim - self.n_offs
-            if room % 2 or room < 2:
-                raise ConfigError(f"n_dims: not given, and head_dim - n_offs = {room} is not a positive even number")
-            config = replace(self, n_dims=room)
-        else:
-            config = self
-            if self.n_offs + n_dims > head_dim:
-                what = f"n_offs + n_dims: got {self.n_offs} + {n_dims}" if self.n_offs else f"n_dims: got {n_dims}"
-                raise ConfigError(f"{what}, at most head_dim = {head_dim} is allowed")
-        config._check_factor_count(config.n_pairs(head_dim))
-        return config
+        return _for_head_dim(self, head_dim)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary of every field; `from_dict` reads it back to an equal configuration."""
@@ -281,3 +262,28 @@ class RopeConfig:
         from .io.presets import preset
 
         return preset(name)
+
+
+@lru_cache(maxsize=256)
+def _for_head_dim(given: RopeConfig, head_dim: int) -> RopeConfig:
+    n_dims = given.n_dims
+    if given.mode == "vision":
+        if head_dim % 4 or head_dim < 4:
+            raise ConfigError(f"head_dim: got {head_dim}, mode 'vision' needs a positive multiple of 4")
+        if n_dims is not None and n_dims != head_dim // 2:
+            raise ConfigError(
+                f"n_dims: got {n_dims}, mode 'vision' needs head_dim / 2 = {head_dim // 2} (the whole head)"
+            )
+        config = replace(given, n_dims=head_dim // 2)
+    elif n_dims is None:
+        room = head_dim - given.n_offs
+        if room % 2 or room < 2:
+            raise ConfigError(f"n_dims: not given, and head_dim - n_offs = {room} is not a positive even number")
+        config = replace(given, n_dims=room)
+    else:
+        config = given
+        if given.n_offs + n_dims > head_dim:
+            what = f"n_offs + n_dims: got {given.n_offs} + {n_dims}" if given.n_offs else f"n_dims: got {n_dims}"
+            raise ConfigError(f"{what}, at most head_dim = {head_dim} is allowed")
+    config._check_factor_count(config.n_pairs(head_dim))
+    return config

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any, cast
 
 import ml_dtypes
@@ -31,7 +32,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 def dtype_name(dtype: Any, argument: str = "x") -> str:
     """Return 'f16', 'bf16', 'f32' or 'f64'; raise `ShapeError` for any other dtype or byte order."""
-    name = _NAMES.get(np.dtype(dtype))
+    name = _NAMES.get(dtype) if isinstance(dtype, np.dtype) else _NAMES.get(np.dtype(dtype))
     if name is None:
         raise ShapeError(
             f"{argument}: got dtype {np.dtype(dtype)}, allowed are float16, bfloat16, float32, float64 "
@@ -45,6 +46,8 @@ def parse_layout(layout: str, rank: int, argument: str = "x") -> str:
 
     A four-letter layout is taken for a rank 3 tensor by dropping its b.
     """
+    if layout == "bsnd" and rank in (3, 4):
+        return layout[4 - rank :]
     if rank not in (3, 4):
         raise ShapeError(f"{argument}: got rank {rank}, allowed are 3 [S, N, D] and 4 [B, S, N, D]")
     letters = layout.lower() if isinstance(layout, str) else ""
@@ -88,16 +91,7 @@ class TensorView:
         """
         name = dtype_name(array.dtype, argument)
         letters = parse_layout(layout, len(array.shape), argument)
-        item = DTYPES[name].itemsize
-        if any(step % item for step in array.strides):
-            raise ShapeError(
-                f"{argument}: byte strides {list(array.strides)} are no multiples of the element size {item}"
-            )
-        shape = dict(zip(letters, (int(n) for n in array.shape), strict=True))
-        steps = dict(zip(letters, (int(step) // item for step in array.strides), strict=True))
-        shape.setdefault("b", 1)
-        steps.setdefault("b", 0)
-        return cls(_by_axis(shape), _by_axis(steps), offset, name)
+        return _view(tuple(array.shape), tuple(array.strides), offset, name, letters, argument)
 
     @classmethod
     def dense(cls, shape: Sequence[int], dtype: str, layout: str = "bsnd") -> TensorView:
@@ -142,7 +136,7 @@ class TensorView:
         """Bytes of one element."""
         return DTYPES[self.dtype].itemsize
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of elements."""
         b, s, n, d = self.shape
@@ -153,7 +147,7 @@ class TensorView:
         """Bytes of all elements together (not of the span)."""
         return self.size * self.itemsize
 
-    @property
+    @cached_property
     def span(self) -> tuple[int, int]:
         """Half-open range of the elements of the buffer that the tensor touches; (offset, offset) if it is empty."""
         if self.size == 0:
@@ -166,7 +160,7 @@ class TensorView:
         """Whether the elements of a head lie one behind the other."""
         return self.strides[3] == 1 or self.shape[3] == 1
 
-    @property
+    @cached_property
     def overlaps_itself(self) -> bool:
         """Whether two elements share a place (as in a broadcast array)."""
         axes = sorted((abs(step), length) for step, length in zip(self.strides, self.shape, strict=True) if length > 1)
@@ -190,6 +184,8 @@ class TensorView:
         """Return the view of some batches and tokens; slices with step 1."""
         b0, b1, _ = b.indices(self.shape[0])
         s0, s1, _ = s.indices(self.shape[1])
+        if (b0, b1, s0, s1) == (0, self.shape[0], 0, self.shape[1]):
+            return self
         return replace(
             self,
             shape=(b1 - b0, s1 - s0, *self.shape[2:]),
@@ -198,7 +194,20 @@ class TensorView:
 
     def moved(self, elements: int) -> TensorView:
         """Return the same view with the offset moved by so many elements."""
-        return replace(self, offset=self.offset + elements)
+        return TensorView(self.shape, self.strides, self.offset + elements, self.dtype) if elements else self
+
+
+@lru_cache(maxsize=1024)
+def _view(
+    shape: tuple[int, ...], strides: tuple[int, ...], offset: int, dtype: str, letters: str, argument: str
+) -> TensorView:
+    """Return the view of an array; the same object while it is remembered, with what it has found out of itself."""
+    item = DTYPES[dtype].itemsize
+    if any(step % item for step in strides):
+        raise ShapeError(f"{argument}: byte strides {list(strides)} are no multiples of the element size {item}")
+    lengths = {"b": 1} | dict(zip(letters, map(int, shape), strict=True))
+    steps = {"b": 0} | dict(zip(letters, (int(step) // item for step in strides), strict=True))
+    return TensorView(_by_axis(lengths), _by_axis(steps), int(offset), dtype)
 
 
 def _by_axis(values: dict[str, int]) -> Shape4:

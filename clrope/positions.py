@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ class PositionRows:
             return [slice(0, self.count)] * batch
         return [slice(b * self.batch_stride, (b + 1) * self.batch_stride) for b in range(batch)]
 
-    @property
+    @cached_property
     def beyond_32_bits(self) -> bool:
         """Whether a position lies outside ±2**31, where 64-bit steps no longer suffice."""
         return bool(self.rows.size) and (int(self.rows.min()) < -(1 << 31) or int(self.rows.max()) > 1 << 31)

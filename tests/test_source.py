@@ -116,7 +116,7 @@ import clrope
 config = clrope.RopeConfig("neox", 8)
 clrope.reference.cos_sin([1, 2], config)
 clrope.Rope(config)
-heavy = {"pyopencl", "torch", "typer", "rich", "gguf", "safetensors"}
+heavy = {"pyopencl", "torch", "typer", "rich", "gguf", "safetensors", "platformdirs", "filelock"}
 print(sorted({m.partition(".")[0] for m in sys.modules} & heavy))
 maps = open("/proc/self/maps").read() if os.path.exists("/proc/self/maps") else ""
 print("libOpenCL" in maps)

@@ -34,6 +34,7 @@ MOST_RECORDS = 384
 _lock = threading.Lock()
 _read: dict[str, dict[str, Any]] = {}
 _known: dict[tuple[str, ...], Known] = {}
+_times_forgotten = 0
 
 
 @dataclass(frozen=True)
@@ -122,9 +123,16 @@ def forget(device: DeviceInfo) -> None:
 
 def forget_read() -> None:
     """Read the file anew at the next question."""
+    global _times_forgotten
     with _lock:
         _read.clear()
         _known.clear()
+        _times_forgotten += 1
+
+
+def edition() -> tuple[str, int]:
+    """Return what changes whenever `known` may answer otherwise than before: where and as of when it was read."""
+    return os.environ.get("CLROPE_CACHE_DIR", ""), _times_forgotten
 
 
 def _update(change: Callable[[dict[str, Any]], object]) -> None:

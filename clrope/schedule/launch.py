@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     import pyopencl
 
@@ -20,17 +22,23 @@ def _pool(program: pyopencl.Program, name: str) -> deque[Any]:
     return _pools.setdefault(program, {}).setdefault(name, deque(maxlen=_MOST_POOLED))
 
 
-def _take(pool: deque[Any], program: pyopencl.Program, name: str) -> Any:
+def _take(pool: deque[Any], program: pyopencl.Program, name: str, arguments: Sequence[Any]) -> Any:
     import pyopencl as cl
 
     try:
         return pool.pop()  # atomic, so no two threads get the same one
     except IndexError:
-        return cl.Kernel(program, name)
+        kernel = cl.Kernel(program, name)
+        # Without being told the types PyOpenCL asks every number for them at every call, 6 us each.
+        kernel.set_scalar_arg_dtypes([a.dtype if isinstance(a, np.generic) else None for a in arguments])
+        return kernel
 
 
 class Launch:
-    """A kernel object of its own (setting arguments is not thread-safe) with all arguments set, and its sizes."""
+    """A kernel object of its own (setting arguments is not thread-safe) with all arguments set, and its sizes.
+
+    arguments: buffers, and numbers as NumPy scalars of the kernel's own types: the same ones at every launch of it.
+    """
 
     def __init__(
         self,
@@ -41,7 +49,7 @@ class Launch:
         arguments: Sequence[Any],
     ) -> None:
         self._pool = _pool(program, name)
-        self.kernel = _take(self._pool, program, name)
+        self.kernel = _take(self._pool, program, name, arguments)
         self.kernel.set_args(*arguments)
         self.global_size = global_size
         self.local_size = local_size

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..layout import TensorView
+from ..layout import DTYPES, Shape4, TensorView
+from ..program import tuning
 from ..program.build import program
 from ..program.chooser import choose
 from ..program.variants import BUFFER_ALIGNMENT, TILES_BYTES, Placement, Variant
@@ -21,15 +24,45 @@ if TYPE_CHECKING:
 
     from ..device import DeviceInfo
 
-Place = tuple["pyopencl.Buffer", TensorView]
-_Bound = tuple[tuple[tuple[int, ...], "tuple[int, ...] | None"], list[Any]]
-#: Work-items of a group that shares tiles in local memory. Where they run one after the other one would do, but PoCL's
-#: compiler gives up on groups of one that wait for a copy in a loop (`docs/drivers.md`).
-_TILE_GROUP = {"cpu": 4, "gpu": 64}
+    #: A buffer and a view whose offset counts from its start.
+    Placed = tuple[pyopencl.Buffer, TensorView]
+
 #: Work-items wanted per compute unit of a CPU: enough to balance, few enough to cost nothing.
 _ITEMS_PER_UNIT = 16
 #: Bytes below which a work-item costs more to start than to run.
 _LEAST_ITEM_BYTES = 16384
+#: Work-items of a group that shares tiles in local memory. Where they run one after the other one would do, but PoCL's
+#: compiler gives up on groups of one that wait for a copy in a loop (`docs/drivers.md`).
+_TILE_GROUP = {"cpu": 4, "gpu": 64}
+
+
+class Signature(NamedTuple):
+    """All of two placed views that decides how the one is rotated into the other: not where they begin, but how well.
+
+    x_alignment, y_alignment: bytes, up to `BUFFER_ALIGNMENT`, that element [0, 0, 0, 0] is aligned to.
+    """
+
+    shape: Shape4
+    dtype: str
+    x_strides: Shape4
+    y_strides: Shape4
+    x_alignment: int
+    y_alignment: int
+
+    @classmethod
+    def of(cls, x: Placed, y: Placed) -> Signature:
+        """Describe buffers and the views in them."""
+        (x_buffer, xv), (y_buffer, yv) = x, y
+        x_alignment = gcd(_alignment(x_buffer), xv.offset * xv.itemsize)
+        y_alignment = x_alignment if y is x else gcd(_alignment(y_buffer), yv.offset * yv.itemsize)
+        return cls(xv.shape, xv.dtype, xv.strides, yv.strides, x_alignment, y_alignment)
+
+    def placement(self, rotation: Rotation, full_tables: bool = False) -> Placement:
+        """Return what a variant's fit is judged by."""
+        x, y = (TensorView(self.shape, strides, 0, self.dtype) for strides in (self.x_strides, self.y_strides))
+        return Placement(
+            x, y, rotation.geometry, rotation.in_place, self.x_alignment, self.y_alignment, full_tables, rotation.phases
+        )
 
 
 @dataclass(frozen=True)
@@ -44,45 +77,23 @@ class Rotation:
     in_place: bool
     phases: bool = False
 
-    def variant_for(
-        self,
-        device: DeviceInfo,
-        x: Place,
-        y: Place,
-        preferred: Variant | None,
-    ) -> Variant:
+    def variant_for(self, device: DeviceInfo, x: Placed, y: Placed, preferred: Variant | None) -> Variant:
         """Return the preferred spelling, or the chooser's, as it fits these buffers and views."""
-        place = self._place(x, y)
-        return choose(device, place) if preferred is None else preferred.fitted(place)
-
-    def _place(
-        self,
-        x: Place,
-        y: Place,
-        full_tables: bool = False,
-    ) -> Placement:
-        (x_buffer, xv), (y_buffer, yv) = x, y
-        return Placement(
-            xv,
-            yv,
-            self.geometry,
-            self.in_place,
-            lambda: _alignment(x_buffer),
-            lambda: _alignment(y_buffer),
-            full_tables,
-            self.phases,
-        )
+        signature = Signature.of(x, y)
+        if preferred is not None:
+            return _fitted(preferred, self, signature, False)
+        return _chosen(device, self, signature, tuning.edition())
 
     def launch(
         self,
         context: pyopencl.Context,
         device: DeviceInfo,
         variant: Variant,
-        x: Place,
-        y: Place,
+        x: Placed,
+        y: Placed,
         tables: Tables | Phases,
         row_stride: int,
-        second: tuple[Place, Place] | None = None,
+        second: tuple[Placed, Placed] | None = None,
     ) -> Launch:
         """Bind a launch; views' offsets count from the start of their buffers. row_stride: 0 or tokens per batch.
 
@@ -90,81 +101,34 @@ class Rotation:
         same batches, tokens and pairs, whose heads the launch rotates too (kernel 'rows' only).
         """
         if tables.full:  # which the variant was chosen without knowing
-            variant = variant.fitted(self._place(x, y, full_tables=True))
-        g, xv = self.geometry, x[1]
-        fused = tables.options if isinstance(tables, Phases) else ()
-        source, name = variant.source(g.pairing or "neox")
-        options = (*variant.options(xv.dtype, g.pairs, tables.full), *fused)
-        built = program(context, device.cl_device, source, options)
-        if variant.kernel == "strided":
-            sizes, arguments = self._strided(device, x, y, tables, row_stride)
-        elif variant.kernel == "tiled":
-            sizes, arguments = self._tiled(device, variant, x, y, tables, row_stride)
-        else:
-            sizes, arguments = self._rows(device, variant, x, y, tables, row_stride, second)
-        return Launch(built, name, *sizes, arguments)
-
-    def _direction(self, dtype: str) -> Any:
-        return (np.float64 if dtype == "f64" else np.float32)(1 if self.forward else -1)
-
-    def _strided(self, device: DeviceInfo, x: Place, y: Place, tables: Any, row_stride: int) -> _Bound:
-        g, xv = self.geometry, x[1]
-        batches, tokens, heads, _ = xv.shape
-        slots = g.pairs if self.in_place else g.pairs + g.rest
-        per_item = slots if device.kind == "cpu" else 1
-        numbers = map(np.int32, (g.step, g.distance, g.out_step, g.out_distance, slots, per_item))
-        arguments = [
-            *_tensor(x, 4), *_tensor(y, 4), *_tables(tables, xv.dtype), np.int64(row_stride), np.int32(tokens),
-            np.int32(g.pairs), np.int32(g.window), self._direction(xv.dtype), *numbers,
-        ]  # fmt: skip
-        sizes = (-(-slots // per_item), heads, batches * tokens), local_size_for(device.kind, 3)
-        return sizes, arguments
-
-    def _rows(
-        self, device: DeviceInfo, variant: Variant, x: Place, y: Place, tables: Any, row_stride: int,
-        second: tuple[Place, Place] | None,
-    ) -> _Bound:  # fmt: skip
-        g, xv = self.geometry, x[1]
-        batches, tokens, heads, head_dim = xv.shape
+            variant = _fitted(variant, self, Signature.of(x, y), True)
+        xv = x[1]
         # Without a second tensor the first stands in its place, with no heads.
         x2, y2 = second or (x, y)
-        heads2 = x2[1].shape[2] if second else 0
-        per_item = min(heads + heads2, variant.heads_per_item) or _heads_per_item(
-            device, batches * tokens, heads + heads2, head_dim * xv.itemsize
-        )
-        rest = 0 if self.in_place or not g.rest else 1
-        arguments = [
-            *_tensor(x), *_tensor(y), np.int32(heads), *_tensor(x2), *_tensor(y2), np.int32(heads2),
-            *_tables(tables, xv.dtype), np.int64(row_stride), np.int32(per_item), np.int32(g.pairs), np.int32(g.window),
-            np.int32(head_dim), self._direction(xv.dtype), np.int32(rest),
-        ]  # fmt: skip
-        sizes = (tokens, -(-(heads + heads2) // per_item), batches), local_size_for(device.kind, 3)
-        return sizes, arguments
-
-    def _tiled(self, device: DeviceInfo, variant: Variant, x: Place, y: Place, tables: Any, row_stride: int) -> _Bound:
-        import pyopencl as cl
-
-        g, xv = self.geometry, x[1]
-        batches, tokens, heads, head_dim = xv.shape
-        head_bytes = head_dim * xv.itemsize
-        # At least two tiles for a work-group, where there are as many heads: with one nothing would overlap.
-        per_group = min(heads, variant.heads_per_item) or _heads_per_item(device, batches * tokens, heads, head_bytes)
-        tile_heads = min(max(1, per_group // 2), TILES_BYTES // 2 // head_bytes)
-        group = _TILE_GROUP.get(device.kind, _TILE_GROUP["gpu"])
-        width = g.pairs * (2 if tables.full else 1)
-        arguments = [
-            *_tensor(x), *_tensor(y), np.int32(heads), *_tables(tables, xv.dtype), np.int64(row_stride),
-            np.int32(per_group), np.int32(g.pairs), np.int32(g.window), np.int32(head_dim), self._direction(xv.dtype),
-            np.int32(tile_heads), cl.LocalMemory(2 * tile_heads * head_bytes),
-            cl.LocalMemory(2 * width * (8 if xv.dtype == "f64" else 4)),
-        ]  # fmt: skip
-        return ((tokens * group, -(-heads // per_group), batches), (group, 1, 1)), arguments
+        recipe = _recipe(
+            self, device, variant, xv.shape, xv.dtype, row_stride, tables.full,
+            tables.options if isinstance(tables, Phases) else (), x2[1].shape[2] if second else 0,
+        )  # fmt: skip
+        built = program(context, device.cl_device, recipe.source, recipe.options)
+        if variant.kernel == "strided":
+            tensors = [*_tensor(x, 4), *_tensor(y, 4)]
+        else:
+            tensors = [*_tensor(x), *_tensor(y), recipe.heads]
+        if variant.kernel == "rows":
+            tensors += [*_tensor(x2), *_tensor(y2), recipe.heads2]
+        arguments = [*tensors, *_tables(tables, xv.dtype), *recipe.numbers, *_local(recipe.local_bytes)]
+        return Launch(built, recipe.name, recipe.global_size, recipe.local_size, arguments)
 
 
-def _tensor(place: Place, axes: int = 3) -> list[Any]:
+def _tensor(place: Placed, axes: int = 3) -> list[Any]:
     """Return a buffer, its offset and its first strides, in elements."""
     buffer, view = place
-    return [buffer, np.int64(view.offset), *map(np.int64, view.strides[:axes])]
+    return [buffer, np.int64(view.offset), *_strides(view.strides)[:axes]]
+
+
+@lru_cache(maxsize=512)
+def _strides(strides: Shape4) -> tuple[np.int64, ...]:
+    return tuple(map(np.int64, strides))
 
 
 def _tables(tables: Tables | Phases, dtype: str) -> list[Any]:
@@ -173,6 +137,93 @@ def _tables(tables: Tables | Phases, dtype: str) -> list[Any]:
         return [tables.cosine, tables.sine]
     magnitude = (np.float64 if dtype == "f64" else np.float32)(tables.magnitude)
     return [tables.positions, np.int32(tables.rows), tables.step, tables.step_low, tables.axis, magnitude]
+
+
+def _local(sizes: tuple[int, ...]) -> list[Any]:
+    """Return arguments in local memory of so many bytes."""
+    import pyopencl as cl
+
+    return [cl.LocalMemory(size) for size in sizes]
+
+
+# What follows depends on its arguments alone, and calls of one kind come by the thousand.
+
+
+@lru_cache(maxsize=512)
+def _fitted(variant: Variant, rotation: Rotation, signature: Signature, full_tables: bool) -> Variant:
+    return variant.fitted(signature.placement(rotation, full_tables))
+
+
+@lru_cache(maxsize=512)
+def _chosen(device: DeviceInfo, rotation: Rotation, signature: Signature, _edition: object) -> Variant:
+    return choose(device, signature.placement(rotation))
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """All of a launch but its program, tensors and tables: kernel, sizes, and the numbers it is called with."""
+
+    source: str
+    name: str
+    options: tuple[str, ...]
+    global_size: tuple[int, ...]
+    local_size: tuple[int, ...] | None
+    heads: np.int32
+    heads2: np.int32
+    numbers: tuple[Any, ...]
+    local_bytes: tuple[int, ...] = ()
+
+
+@lru_cache(maxsize=512)
+def _recipe(
+    rotation: Rotation,
+    device: DeviceInfo,
+    variant: Variant,
+    shape: Shape4,
+    dtype: str,
+    row_stride: int,
+    full_tables: bool,
+    fused: tuple[str, ...],
+    heads2: int,
+) -> _Recipe:
+    g = rotation.geometry
+    batches, tokens, heads, head_dim = shape
+    head_bytes = head_dim * DTYPES[dtype].itemsize
+    i64, i32 = np.int64, np.int32
+    direction = (np.float64 if dtype == "f64" else np.float32)(1 if rotation.forward else -1)
+    local_size = local_size_for(device.kind, 3)
+    local_bytes: tuple[int, ...] = ()
+    numbers: tuple[Any, ...]
+    if variant.kernel == "strided":
+        slots = g.pairs if rotation.in_place else g.pairs + g.rest
+        per_item = slots if device.kind == "cpu" else 1
+        global_size = (-(-slots // per_item), heads, batches * tokens)
+        numbers = (
+            i64(row_stride), i32(tokens), i32(g.pairs), i32(g.window), direction, i32(g.step), i32(g.distance),
+            i32(g.out_step), i32(g.out_distance), i32(slots), i32(per_item),
+        )  # fmt: skip
+    else:
+        all_heads = heads + heads2
+        per_item = min(all_heads, variant.heads_per_item) or _heads_per_item(
+            device, batches * tokens, all_heads, head_bytes
+        )
+        global_size = (tokens, -(-all_heads // per_item), batches)
+        numbers = (i64(row_stride), i32(per_item), i32(g.pairs), i32(g.window), i32(head_dim), direction)
+        if variant.kernel == "rows":
+            numbers += (i32(0 if rotation.in_place or not g.rest else 1),)
+        else:
+            # Two tiles at least for a work-group, where there are as many heads: with one nothing would overlap.
+            tile_heads = min(max(1, per_item // 2), TILES_BYTES // 2 // head_bytes)
+            group = _TILE_GROUP.get(device.kind, _TILE_GROUP["gpu"])
+            global_size, local_size = (tokens * group, *global_size[1:]), (group, 1, 1)
+            numbers += (i32(tile_heads),)
+            row_bytes = g.pairs * (2 if full_tables else 1) * (8 if dtype == "f64" else 4)
+            local_bytes = (2 * tile_heads * head_bytes, 2 * row_bytes)
+    source, name = variant.source(g.pairing or "neox")
+    options = (*variant.options(dtype, g.pairs, full_tables), *fused)
+    return _Recipe(
+        source, name, options, global_size, local_size, i32(heads), i32(heads2), numbers, local_bytes
+    )  # fmt: skip
 
 
 def _heads_per_item(device: DeviceInfo, tokens: int, heads: int, head_bytes: int) -> int:
@@ -191,5 +242,8 @@ def _alignment(buffer: pyopencl.Buffer) -> int:
         return 1  # shared virtual memory of a caller's allocator
     if not buffer.flags & cl.mem_flags.USE_HOST_PTR:
         return BUFFER_ALIGNMENT
+    memory = buffer.hostbuf
+    if isinstance(memory, ctypes.Array):  # ours; asking the driver takes ten times as long
+        return gcd(BUFFER_ALIGNMENT, ctypes.addressof(memory))
     address: int = buffer.get_host_array((1,), np.dtype(np.uint8)).__array_interface__["data"][0]
     return gcd(BUFFER_ALIGNMENT, address)

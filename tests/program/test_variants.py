@@ -161,7 +161,7 @@ def test_what_is_fitted_fits(seed: int) -> None:
     ("changes", "message"),
     [
         ({"width": 3}, "width: got 3, allowed are 1, 2, 4, 8, 16"),
-        ({"kernel": "cols"}, "kernel: got 'cols', allowed are rows, strided"),
+        ({"kernel": "cols"}, "kernel: got 'cols', allowed are rows, tiled, strided"),
         ({"access": "native"}, "access: got 'native'"),
         ({"store": "both"}, "store: got 'both'"),
         ({"heads_per_item": -1}, "heads_per_item: got -1"),
