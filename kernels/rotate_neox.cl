@@ -17,21 +17,22 @@
 
 #ifdef PAIRS
 #ifdef STORAGE_BF16
+#define STEP (2 * W)
 // A 32-bit lane holds two bfloat16: the lower becomes a float by a shift, the upper by a mask, and back likewise. So W
 // lanes rotate 2W pairs, the even ones and the odd ones, and the tables are put in that order.
 #define PREPARE                                                                                                        \
-  REAL c[PAIRS] __attribute__((aligned(128)));                                                                          \
-  REAL s[PAIRS] __attribute__((aligned(128)));                                                                          \
-  for (int i = 0; i < PAIRS; i += 2 * W) {                                                                             \
-    const VEC(REAL, W) c0 = TABLE(W, cosine + i), c1 = TABLE(W, cosine + i + W);                           \
-    const VEC(REAL, W) s0 = TABLE(W, sine + i) * direction, s1 = TABLE(W, sine + i + W) * direction;       \
+  REAL c[PAIRS] __attribute__((aligned(128)));                                                                         \
+  REAL s[PAIRS] __attribute__((aligned(128)));                                                                         \
+  for (int i = 0; i < ROUNDED; i += STEP) {                                                                            \
+    const VEC(REAL, W) c0 = TABLE(W, cosine + i), c1 = TABLE(W, cosine + i + W);                                       \
+    const VEC(REAL, W) s0 = TABLE(W, sine + i) * direction, s1 = TABLE(W, sine + i + W) * direction;                   \
     *(VEC(REAL, W) *)(c + i) = (VEC(REAL, W))(c0.even, c1.even);                                                       \
     *(VEC(REAL, W) *)(c + i + W) = (VEC(REAL, W))(c0.odd, c1.odd);                                                     \
     *(VEC(REAL, W) *)(s + i) = (VEC(REAL, W))(s0.even, s1.even);                                                       \
     *(VEC(REAL, W) *)(s + i + W) = (VEC(REAL, W))(s0.odd, s1.odd);                                                     \
   }
 #define ROTATE_PREPARED(x, y)                                                                                          \
-  UNROLL for (int i = 0; i < PAIRS; i += 2 * W) {                                                                      \
+  UNROLL for (int i = 0; i < ROUNDED; i += STEP) {                                                                     \
     const VEC(uint, W) a = VLOAD(W, uint, (__global const uint *)((x) + i));                                           \
     const VEC(uint, W) b = VLOAD(W, uint, (__global const uint *)((x) + PAIRS + i));                                   \
     const VEC(float, W) c0 = *(VEC(float, W) *)(c + i), c1 = *(VEC(float, W) *)(c + i + W);                            \
@@ -40,12 +41,25 @@
     VSTORE(W, uint, join(a0 * c0 - b0 * s0, a1 * c1 - b1 * s1), (__global uint *)((y) + i));                           \
     VSTORE(W, uint, join(a0 * s0 + b0 * c0, a1 * s1 + b1 * c1), (__global uint *)((y) + PAIRS + i));                   \
   }
-#else
+#elif defined(TWO_AT_ONCE)
+#define STEP (2 * W)
 #define PREPARE PREPARE_SINE
 #define ROTATE_PREPARED(x, y)                                                                                          \
-  UNROLL for (int i = 0; i < PAIRS; i += W) {                                                                          \
+  UNROLL for (int i = 0; i < ROUNDED; i += STEP) {                                                                     \
+    const VEC(REAL, W) a0 = LOAD(W, (x) + i), b0 = LOAD(W, (x) + PAIRS + i);                                           \
+    const VEC(REAL, W) a1 = LOAD(W, (x) + i + W), b1 = LOAD(W, (x) + PAIRS + i + W);                                   \
+    const VEC(REAL, W) c0 = TABLE(W, cosine + i), s0 = *(VEC(REAL, W) *)(s + i);                                       \
+    const VEC(REAL, W) c1 = TABLE(W, cosine + i + W), s1 = *(VEC(REAL, W) *)(s + i + W);                               \
+    STORE_TWO(a0 * c0 - b0 * s0, a1 * c1 - b1 * s1, (y) + i);                                                          \
+    STORE_TWO(a0 * s0 + b0 * c0, a1 * s1 + b1 * c1, (y) + PAIRS + i);                                                  \
+  }
+#else
+#define STEP W
+#define PREPARE PREPARE_SINE
+#define ROTATE_PREPARED(x, y)                                                                                          \
+  UNROLL for (int i = 0; i < ROUNDED; i += STEP) {                                                                     \
     const VEC(REAL, W) a = LOAD(W, (x) + i), b = LOAD(W, (x) + PAIRS + i);                                             \
-    const VEC(REAL, W) cs = TABLE(W, cosine + i), sn = *(VEC(REAL, W) *)(s + i);                                 \
+    const VEC(REAL, W) cs = TABLE(W, cosine + i), sn = *(VEC(REAL, W) *)(s + i);                                       \
     STORE(W, a * cs - b * sn, (y) + i);                                                                                \
     STORE(W, a * sn + b * cs, (y) + PAIRS + i);                                                                        \
   }

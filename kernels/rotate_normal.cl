@@ -32,12 +32,13 @@
 
 #ifdef PAIRS
 #ifdef STORAGE_BF16
+#define STEP W
 // A 32-bit lane holds both elements of a pair: the lower becomes a float by a shift, the upper by a mask.
 #define PREPARE PREPARE_SINE
 #define ROTATE_PREPARED(x, y)                                                                                          \
-  UNROLL for (int i = 0; i < PAIRS; i += W) {                                                                          \
+  UNROLL for (int i = 0; i < ROUNDED; i += STEP) {                                                                     \
     const VEC(uint, W) v = VLOAD(W, uint, (__global const uint *)((x) + 2 * i));                                       \
-    const VEC(float, W) cs = TABLE(W, cosine + i), sn = *(VEC(float, W) *)(s + i);                              \
+    const VEC(float, W) cs = TABLE(W, cosine + i), sn = *(VEC(float, W) *)(s + i);                                     \
     const VEC(float, W) a = lower(v), b = upper(v);                                                                    \
     VSTORE(W, uint, join(a * cs - b * sn, a * sn + b * cs), (__global uint *)((y) + 2 * i));                           \
   }
@@ -45,11 +46,11 @@
 // Of a vector v of W elements, first and second in turn, v * (c, c, ...) + swapped v * (-s, s, ...) is the result: one
 // exchange of neighbours instead of a split into halves and back. Negation is exact, so the bits are those of ROTATE.
 #define PREPARE                                                                                                        \
-  REAL c[2 * PAIRS] __attribute__((aligned(128)));                                                                      \
-  REAL s[2 * PAIRS] __attribute__((aligned(128)));                                                                      \
-  for (int i = 0; i < PAIRS; i += W / 2) {                                                                             \
-    const VEC(REAL, HALVED(W)) cs = TABLE(HALVED(W), cosine + i);                                                \
-    const VEC(REAL, HALVED(W)) sn = TABLE(HALVED(W), sine + i) * direction;                                      \
+  REAL c[2 * PAIRS] __attribute__((aligned(128)));                                                                     \
+  REAL s[2 * PAIRS] __attribute__((aligned(128)));                                                                     \
+  for (int i = 0; i < ROUNDED; i += HALVED(W)) {                                                                       \
+    const VEC(REAL, HALVED(W)) cs = TABLE(HALVED(W), cosine + i);                                                      \
+    const VEC(REAL, HALVED(W)) sn = TABLE(HALVED(W), sine + i) * direction;                                            \
     VEC(REAL, W) both;                                                                                                 \
     both.even = cs;                                                                                                    \
     both.odd = cs;                                                                                                     \
@@ -62,12 +63,24 @@
 #define SWAPPED_4(v) (v).s1032
 #define SWAPPED_8(v) (v).s10325476
 #define SWAPPED_16(v) (v).s1032547698badcfe
+#ifdef TWO_AT_ONCE
+#define STEP W
 #define ROTATE_PREPARED(x, y)                                                                                          \
-  UNROLL for (int i = 0; i < 2 * PAIRS; i += W) {                                                                      \
+  UNROLL for (int i = 0; i < 2 * ROUNDED; i += 2 * W) {                                                                \
+    const VEC(REAL, W) v = LOAD(W, (x) + i), w = LOAD(W, (x) + i + W);                                                 \
+    const VEC(REAL, W) c0 = *(VEC(REAL, W) *)(c + i), s0 = *(VEC(REAL, W) *)(s + i);                                   \
+    const VEC(REAL, W) c1 = *(VEC(REAL, W) *)(c + i + W), s1 = *(VEC(REAL, W) *)(s + i + W);                           \
+    STORE_TWO(v * c0 + PASTE2(SWAPPED_, W)(v) * s0, w * c1 + PASTE2(SWAPPED_, W)(w) * s1, (y) + i);                    \
+  }
+#else
+#define STEP HALVED(W)
+#define ROTATE_PREPARED(x, y)                                                                                          \
+  UNROLL for (int i = 0; i < 2 * ROUNDED; i += W) {                                                                    \
     const VEC(REAL, W) v = LOAD(W, (x) + i);                                                                           \
     const VEC(REAL, W) cs = *(VEC(REAL, W) *)(c + i), sn = *(VEC(REAL, W) *)(s + i);                                   \
     STORE(W, v * cs + PASTE2(SWAPPED_, W)(v) * sn, (y) + i);                                                           \
   }
+#endif
 #endif
 #endif
 

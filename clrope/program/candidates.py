@@ -38,13 +38,13 @@ def _for_cpu(dtype: str, pairing: Pairing) -> list[Variant]:
         access: Access = "integer" if dtype == "f16" else "builtin"
         if width > whole[0]:
             out.append(Variant(width=width, access=access, prepared=True, store="nontemporal"))
-    out += [replace(variant, prefetch=PREFETCH) for variant in out if variant.prepared and variant.width == whole[1]]
+    out += [replace(variant, prefetch=PREFETCH) for variant in out if variant.prepared and variant.width in whole[1:]]
     if dtype == "bf16":
         out += [replace(variant, nan="plain") for variant in out if variant.prepared]
     # Without tables: less to read, more to compute.
     out += [
         replace(variant, angles="fused") for variant in out
-        if variant.prepared and variant.width == whole[1] and variant.prefetch and variant.access == "clang"
+        if variant.width in whole[1:] and variant.prefetch and variant.access == "clang"
     ]  # fmt: skip
     out += [Variant("tiled", width=halves[1], access=access) for access in both]
     return out

@@ -6,7 +6,7 @@ import platform
 from typing import TYPE_CHECKING
 
 from .outcome import Purpose
-from .variants import PREFETCH, Access, NanKind, Variant, default_variant
+from .variants import PREFETCH, NanKind, Variant, default_variant
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
@@ -25,27 +25,26 @@ def default_for(device: DeviceInfo, purpose: Purpose) -> Variant:
     It may not fit a launch (`Variant.fitted`), and is not looked up in what tuning found.
     """
     if device.kind == "cpu":
-        if device.platform == POCL and device.driver_version.startswith(POCL_TRIED):
-            return _large_or_small(purpose, "clang")
-        if device.platform == INTEL:
-            return _large_or_small(purpose, "builtin")
+        tried = device.platform == POCL and device.driver_version.startswith(POCL_TRIED)
+        if tried or device.platform == INTEL:
+            return _large_or_small(device, purpose)
     return default_variant(device.kind, purpose.dtype, purpose.pairing)
 
 
-def _large_or_small(purpose: Purpose, access: Access) -> Variant:
-    """Return vectors of 32 bytes of the computing type: longer ones win little, and only where AVX-512 is.
+def _large_or_small(device: DeviceInfo, purpose: Purpose) -> Variant:
+    """Return vectors as long as the CPU's registers, 32 bytes of the computing type at least, 64 with AVX-512.
 
-    access: PoCL's library of built-in functions is compiled for another CPU name than a kernel, so that its compiler
-    does not put them in line: calls for every load, conversion and store, two to five times slower than 'clang'. Intel
-    compiles the built-in ones as well as those.
+    Always 'clang': PoCL's library of built-in functions is compiled for another CPU name than a kernel, so that its
+    compiler does not put them in line, and there are calls for every load, conversion and store, two to five times
+    slower. Intel compiles the built-in ones as well as those.
     """
-    width = 4 if purpose.dtype == "f64" else 8
+    width = (16 if device.native_widths.float >= 16 else 8) // (2 if purpose.dtype == "f64" else 1)
     nan: NanKind = "plain" if purpose.dtype == "bf16" and platform.machine() in X86 else "any"
     if purpose.size == "small":
-        return Variant(width=width, access=access, prepared=True, nan=nan)
+        return Variant(width=width, access="clang", prepared=True, nan=nan)
     if purpose.in_place:
         # The lines are in the cache when they are written: going past it would only throw them out.
-        return Variant(width=width, access=access, prepared=True, prefetch=PREFETCH, nan=nan)
+        return Variant(width=width, access="clang", prepared=True, prefetch=PREFETCH, nan=nan)
     # A plain store first reads the line that it will overwrite, a third more traffic.
     return Variant(width=width, access="clang", prepared=True, store="nontemporal", prefetch=PREFETCH, nan=nan)
 
@@ -54,9 +53,11 @@ def stage1_options(device: DeviceInfo, dtype: str, pairs: int) -> list[str]:
     """Return the options that make cos and sin of several pairs at once, where that was tried; none elsewhere.
 
     pairs: what one work-item does, which the vectors have to divide. Phases are 64-bit, so a vector of them is twice as
-    long as one of floats; what crosses a function boundary must not be (`docs/drivers.md`), hence 'clang' on PoCL.
+    long as one of floats; what crosses a function boundary must not be (`docs/drivers.md`), hence 'clang', and no more
+    than 8.
     """
     variant = default_for(device, Purpose(dtype, "neox", False, "small"))
-    if variant.kernel != "rows" or not variant.prepared or pairs % variant.width:
+    width = min(variant.width, 4 if dtype == "f64" else 8)
+    if variant.kernel != "rows" or not variant.prepared or pairs % width:
         return []
-    return [f"-DW={variant.width}"] + (["-DCLANG_VECTORS"] if variant.access == "clang" else [])
+    return [f"-DW={width}", "-DCLANG_VECTORS"]

@@ -34,8 +34,11 @@ STORAGE_OPTIONS = {
 WIDTHS = (1, 2, 4, 8, 16)
 #: Pairs up to which cos and sin of a token are kept in a work-item's private memory.
 MOST_PREPARED = 1024
-#: Bytes of prefetching that are tried: from 2 to 8 KiB they were equally good on the CPUs at hand.
-PREFETCH = 4096
+#: Bytes of prefetching that are tried: the best on AVX-512 from memory (docs/performance.md); elsewhere 2 to 8 KiB were
+#: equally good.
+PREFETCH = 3072
+#: Bytes of the shortest vectors for which a processor has stores past the cache.
+LEAST_STREAMED = 16
 #: Bytes of local memory that the two tiles of 'tiled' share, and a row of cos and sin beside them: half of what every
 #: device has at least (CL_DEVICE_LOCAL_MEM_SIZE is 32 KiB or more on a full profile).
 TILES_BYTES = 16 << 10
@@ -159,17 +162,20 @@ class Variant:
         """The variant without what changes only how work is divided: one compiled text."""
         return replace(self, heads_per_item=0)
 
+    def _doubled(self, dtype: str) -> bool:
+        """Whether a round of the prepared loop is of twice as many elements: two of 16 bits in a lane of 32."""
+        return dtype == "bf16" or (dtype == "f16" and self.access == "clang" and self.store == "nontemporal")
+
     def step_pairs(self, dtype: str, pairing: Pairing) -> int:
-        """Return the pairs that one round of the vector loop rotates ('rows')."""
+        """Return the pairs that one round of the vector loop rotates (not 'strided')."""
         if not self.prepared:
             return self.width
-        if pairing == "normal":
-            return self.width if dtype == "bf16" else max(1, self.width // 2)
-        return 2 * self.width if dtype == "bf16" else self.width
+        elements = self.width * (2 if self._doubled(dtype) else 1)
+        return max(1, elements // 2) if pairing == "normal" else elements
 
     def store_bytes(self, dtype: str, pairing: Pairing) -> int:
-        """Return the bytes of the widest vector that is stored at once ('rows')."""
-        doubled = dtype == "bf16" if self.prepared else pairing == "normal"
+        """Return the bytes of the widest vector that is stored at once (not 'strided')."""
+        doubled = self._doubled(dtype) if self.prepared else pairing == "normal"
         return self.width * DTYPES[dtype].itemsize * (2 if doubled else 1)
 
     def misfit(self, place: Placement) -> str:
@@ -197,12 +203,6 @@ class Variant:
                 return "prepared: the tables are full ones"
             if place.geometry.pairs > MOST_PREPARED:
                 return f"prepared: {place.geometry.pairs} pairs, at most {MOST_PREPARED} are kept in private memory"
-            step = self.step_pairs(dtype, pairing)
-            if self.width > 1 and place.geometry.pairs % step:
-                # With half the vectors they may be; if not, the unprepared spelling does what is left over.
-                halve = self.width > 4 and place.geometry.pairs % (step // 2) == 0
-                field = "width" if halve else "prepared"
-                return f"{field}: {place.geometry.pairs} pairs are not a whole number of rounds of vectors"
             if self.width == 1:
                 return "prepared: needs a width of 2 or more"
             if dtype == "bf16" and any(
@@ -229,7 +229,8 @@ class Variant:
 
         Nearest, one thing at a time until it fits: what the message of `misfit` names gives way. `kernel` to 'strided',
         `tile` to the kernel 'rows', `angles` to 'cached', `prepared` to False (and 'normal' to half the width, so that
-        vectors stay as long as they were), `store` to 'plain', `width` to the next smaller one.
+        vectors stay as long as they were), `store` to half the width while vectors of 16 bytes or more fit, else to
+        'plain', `width` to the next smaller one.
         """
         variant = self
         while reason := variant.misfit(place):
@@ -247,7 +248,12 @@ class Variant:
                     width=variant.width // 2 if halved else variant.width,
                 )  # fmt: skip
             elif field == "store":
-                variant = replace(variant, store="plain")
+                # Shorter vectors past the cache are still better than long ones through it, down to 16 bytes.
+                shorter = place.aligned_to(place.y, place.y_alignment) >= LEAST_STREAMED
+                shorter = (
+                    shorter and variant.store_bytes(place.x.dtype, place.geometry.pairing or "neox") > LEAST_STREAMED
+                )
+                variant = replace(variant, width=variant.width // 2) if shorter else replace(variant, store="plain")
             else:
                 variant = replace(variant, width=variant.width // 2)
         return variant

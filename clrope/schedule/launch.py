@@ -22,16 +22,23 @@ def _pool(program: pyopencl.Program, name: str) -> deque[Any]:
     return _pools.setdefault(program, {}).setdefault(name, deque(maxlen=_MOST_POOLED))
 
 
-def _take(pool: deque[Any], program: pyopencl.Program, name: str, arguments: Sequence[Any]) -> Any:
+def _take(pool: deque[Any], program: pyopencl.Program, name: str) -> Any:
     import pyopencl as cl
 
     try:
         return pool.pop()  # atomic, so no two threads get the same one
     except IndexError:
-        kernel = cl.Kernel(program, name)
-        # Without being told the types PyOpenCL asks every number for them at every call, 6 us each.
-        kernel.set_scalar_arg_dtypes([a.dtype if isinstance(a, np.generic) else None for a in arguments])
-        return kernel
+        return cl.Kernel(program, name)
+
+
+def _set(kernel: pyopencl.Kernel, arguments: Sequence[Any]) -> None:
+    # The public way tries what a number might be, 6 us each; telling it the types before costs more than all else.
+    set_number = getattr(kernel, "_set_arg_buf", kernel.set_arg)
+    for number, argument in enumerate(arguments):
+        if isinstance(argument, np.generic):
+            set_number(number, argument)
+        else:
+            kernel.set_arg(number, argument)
 
 
 class Launch:
@@ -49,8 +56,8 @@ class Launch:
         arguments: Sequence[Any],
     ) -> None:
         self._pool = _pool(program, name)
-        self.kernel = _take(self._pool, program, name, arguments)
-        self.kernel.set_args(*arguments)
+        self.kernel = _take(self._pool, program, name)
+        _set(self.kernel, arguments)
         self.global_size = global_size
         self.local_size = local_size
         # OpenCL keeps no reference to buffers given as arguments before the launch.

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 _ITEMS_PER_UNIT = 16
 #: Bytes below which a work-item costs more to start than to run.
 _LEAST_ITEM_BYTES = 16384
+#: Bytes that a work-item shall have where there are enough of them: starting one costs time, and what is fetched ahead
+#: at its end is lost.
+_ITEM_BYTES = 65536
 #: Work-items of a group that shares tiles in local memory. Where they run one after the other one would do, but PoCL's
 #: compiler gives up on groups of one that wait for a copy in a loop (`docs/drivers.md`).
 _TILE_GROUP = {"cpu": 4, "gpu": 64}
@@ -208,10 +211,15 @@ def _recipe(
             device, batches * tokens, all_heads, head_bytes
         )
         global_size = (tokens, -(-all_heads // per_item), batches)
-        numbers = (i64(row_stride), i32(per_item), i32(g.pairs), i32(g.window), i32(head_dim), direction)
+        numbers = (i32(per_item), i32(g.pairs), i32(g.window), i32(head_dim), direction)
         if variant.kernel == "rows":
-            numbers += (i32(0 if rotation.in_place or not g.rest else 1),)
+            at_once = _tokens_per_item(device, batches * tokens, all_heads, per_item, head_bytes)
+            at_once = min(at_once, tokens)
+            global_size = (-(-tokens // at_once), *global_size[1:])
+            rest = 0 if rotation.in_place or not g.rest else 1
+            numbers = (i64(row_stride), i32(tokens), i32(at_once), *numbers, i32(rest))
         else:
+            numbers = (i64(row_stride), *numbers)
             # Two tiles at least for a work-group, where there are as many heads: with one nothing would overlap.
             tile_heads = min(max(1, per_item // 2), TILES_BYTES // 2 // head_bytes)
             group = _TILE_GROUP.get(device.kind, _TILE_GROUP["gpu"])
@@ -232,6 +240,14 @@ def _heads_per_item(device: DeviceInfo, tokens: int, heads: int, head_bytes: int
     wanted = max(1, device.compute_units * _ITEMS_PER_UNIT)
     groups = min(heads, max(1, -(-wanted // max(1, tokens))))
     return min(heads, max(-(-heads // groups), -(-_LEAST_ITEM_BYTES // head_bytes)))
+
+
+def _tokens_per_item(device: DeviceInfo, tokens: int, heads: int, per_item: int, head_bytes: int) -> int:
+    """Return how many tokens with all their heads a work-item gets: on a CPU more than one, where those are short."""
+    if device.kind != "cpu" or per_item < heads:
+        return 1
+    most = tokens // (device.compute_units * _ITEMS_PER_UNIT)
+    return max(1, min(most, _ITEM_BYTES // (heads * head_bytes)))
 
 
 def _alignment(buffer: pyopencl.Buffer) -> int:

@@ -28,12 +28,13 @@ PARAMETERS = (
     "const int heads, __global const float *x2, const long x2_offset, const long x2_batch, const long x2_token, "
     "const long x2_head, __global float *y2, const long y2_offset, const long y2_batch, const long y2_token, "
     "const long y2_head, const int heads2, __global const float *cosine, __global const float *sine, "
-    "const long row_stride, const int heads_per_item, const int pairs, const int window, const int head_dim, "
-    "const float direction, const int copy_rest"
+    "const long row_stride, const int tokens, const int tokens_per_item, const int heads_per_item, const int pairs, "
+    "const int window, const int head_dim, const float direction, const int copy_rest"
 )
 #: The first element that a work-item has to write.
 PLACE = (
-    "y[y_offset + get_global_id(2) * y_batch + get_global_id(0) * y_token + get_global_id(1) * heads_per_item * y_head]"
+    "y[y_offset + get_global_id(2) * y_batch + get_global_id(0) * tokens_per_item * y_token"
+    " + get_global_id(1) * heads_per_item * y_head]"
 )
 
 

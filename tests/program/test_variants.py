@@ -29,7 +29,7 @@ def place(
 ) -> Placement:
     view = TensorView.dense((1, 4, 2, head_dim), dtype)
     config = RopeConfig(mode, n_dims, n_offs=n_offs)
-    made = Placement(view, view, Geometry.of_config(config, head_dim))
+    made = Placement(view, view, Geometry.of_config(config, head_dim), phases=True)
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -47,15 +47,15 @@ def test_nontemporal_needs_every_vector_aligned() -> None:
     plain = replace(FAST, store="plain")
     for at in (
         moved(place(), 1),
-        moved(place(), 4),  # 16 of the 32 bytes
-        place(y_alignment=16),
         place(y_alignment=lambda: 4),
-        place(head_dim=132),  # every second head
-        place(head_dim=160, n_offs=4),
         place(head_dim=160, n_dims=136, mode="normal", y=TensorView.dense((1, 4, 2, 160), "f32").moved(2)),
     ):
         assert FAST.misfit(at).startswith("store:"), at
         assert FAST.fitted(at) == plain
+    # 16 of the 32 bytes: vectors as short as that.
+    for at in (moved(place(), 4), place(y_alignment=16), place(head_dim=132), place(head_dim=160, n_offs=4)):
+        assert FAST.misfit(at).startswith("store:"), at
+        assert FAST.fitted(at) == replace(FAST, width=4)
     for at in (
         moved(place(), 8),
         place(y_alignment=lambda: 32),
@@ -76,12 +76,13 @@ def test_the_rest_must_be_aligned_too_unless_it_is_not_copied() -> None:
     assert narrow.fits(replace(at, in_place=True, y=TensorView((1, 1, 1, 78), (1, 1, 1, 1), 0, "f32")))
 
 
-def test_prepared_needs_whole_rounds() -> None:
-    assert FAST.misfit(place(n_dims=120)).startswith("width: 60 pairs are not a whole number")
+def test_what_is_less_than_a_round_is_left_to_shorter_vectors() -> None:
+    prepared = replace(FAST, store="plain")
+    for n_dims in (16, 20, 116, 120, 126):
+        assert prepared.fits(place(n_dims=n_dims))
+    # The second half has to be aligned, too, for stores past the cache.
     assert FAST.fitted(place(n_dims=120)) == replace(FAST, width=4)
-    assert FAST.misfit(place(n_dims=116)).startswith("prepared: 58 pairs are not a whole number")
-    assert FAST.fitted(place(n_dims=116)).prepared is False
-    assert FAST.fits(place(n_dims=112))
+    assert FAST.fitted(place(n_dims=116)) == prepared
 
 
 def test_alignment_is_only_asked_for_if_it_matters() -> None:
@@ -125,7 +126,7 @@ def test_widths_that_few_pairs_do_not_fill() -> None:
     assert Variant(width=8).fitted(place(n_dims=2)) == Variant(width=1)
     # A prepared vector of neighbours holds half as many pairs.
     assert Variant(width=16, prepared=True).fitted(place(mode="normal", n_dims=16)).width == 16
-    assert Variant(width=16, prepared=True).fitted(place(mode="normal", n_dims=14)) == Variant(width=4)
+    assert Variant(width=16, prepared=True).fitted(place(mode="normal", n_dims=14)).width == 8
     assert Variant(width=8, prepared=True).fitted(place("bf16", n_dims=16)).width == 4
 
 
@@ -136,6 +137,23 @@ def test_what_only_the_strided_kernel_can_do() -> None:
     other = Geometry(64, 0, 128, 2, 1, 1, 64)
     assert FAST.fitted(place(geometry=other)) == STRIDED
     assert STRIDED.fits(place(x=reverse))
+
+
+def test_angles_that_no_kernel_can_make_are_cached() -> None:
+    fused = replace(FAST, angles="fused")
+    assert fused.fits(place())
+    assert fused.fitted(place(phases=False)) == FAST
+    assert fused.fitted(place(full_tables=True, phases=False)) == replace(FAST, prepared=False)
+    # Vectors of 8 of 12 pairs of neighbours, two elements each, are whole rounds for the rotation, not for the angles.
+    assert fused.fitted(place(n_dims=24, mode="normal")) == FAST
+
+
+def test_tiles_need_room_and_nothing_else() -> None:
+    tiled = Variant("tiled", width=8)
+    assert tiled.fits(place())
+    assert tiled.fits(place(full_tables=True))
+    assert tiled.fitted(place(head_dim=4096, n_dims=64)) == Variant(width=8)
+    assert replace(tiled, prefetch=64).fitted(place()) == Variant(width=8, prefetch=64)
 
 
 @pytest.mark.parametrize("seed", [np.random.SeedSequence().entropy])
