@@ -3,6 +3,9 @@
 #ifdef TILED
 #define MEMORY __local
 #endif
+#ifdef STAGED
+#define TARGET __private
+#endif
 #include "arithmetic.clh"
 #include "storage.clh"
 #include "tables.clh"
@@ -38,8 +41,8 @@
     const VEC(float, W) c0 = *(VEC(float, W) *)(c + i), c1 = *(VEC(float, W) *)(c + i + W);                            \
     const VEC(float, W) s0 = *(VEC(float, W) *)(s + i), s1 = *(VEC(float, W) *)(s + i + W);                            \
     const VEC(float, W) a0 = lower(a), a1 = upper(a), b0 = lower(b), b1 = upper(b);                                    \
-    VSTORE(W, uint, join(a0 * c0 - b0 * s0, a1 * c1 - b1 * s1), (__global uint *)((y) + i));                           \
-    VSTORE(W, uint, join(a0 * s0 + b0 * c0, a1 * s1 + b1 * c1), (__global uint *)((y) + PAIRS + i));                   \
+    VSTORE(W, uint, join(a0 * c0 - b0 * s0, a1 * c1 - b1 * s1), (TARGET uint *)((y) + i));                           \
+    VSTORE(W, uint, join(a0 * s0 + b0 * c0, a1 * s1 + b1 * c1), (TARGET uint *)((y) + PAIRS + i));                   \
   }
 #elif defined(TWO_AT_ONCE)
 #define STEP (2 * W)

@@ -3,6 +3,9 @@
 #ifdef TILED
 #define MEMORY __local
 #endif
+#ifdef STAGED
+#define TARGET __private
+#endif
 #include "arithmetic.clh"
 #include "storage.clh"
 #include "tables.clh"
@@ -40,7 +43,7 @@
     const VEC(uint, W) v = VLOAD(W, uint, (__global const uint *)((x) + 2 * i));                                       \
     const VEC(float, W) cs = TABLE(W, cosine + i), sn = *(VEC(float, W) *)(s + i);                                     \
     const VEC(float, W) a = lower(v), b = upper(v);                                                                    \
-    VSTORE(W, uint, join(a * cs - b * sn, a * sn + b * cs), (__global uint *)((y) + 2 * i));                           \
+    VSTORE(W, uint, join(a * cs - b * sn, a * sn + b * cs), (TARGET uint *)((y) + 2 * i));                           \
   }
 #else
 // Of a vector v of W elements, first and second in turn, v * (c, c, ...) + swapped v * (-s, s, ...) is the result: one

@@ -80,11 +80,11 @@ def test_options_of_variants() -> None:
         for pairing in ("normal", "neox"):
             for kind in ("cpu", "gpu", "accelerator"):
                 variant = default_variant(kind, dtype, pairing)  # type: ignore[arg-type]
-                assert all(option.startswith("-D") for option in variant.options(dtype, 8))
+                assert all(option.startswith("-D") for option in variant.options(dtype, 8, 16))
                 name, kernel = variant.source(pairing)  # type: ignore[arg-type]
                 assert f" {kernel}(" in kernel_source(name) or f"({kernel})" in kernel_source(name)
-    assert "-DHALF_INTEGER" in Variant(access="integer").options("f16", 8)
-    assert "-DHALF_INTEGER" not in Variant(access="integer").options("bf16", 8)
+    assert "-DHALF_INTEGER" in Variant(access="integer").options("f16", 8, 16)
+    assert "-DHALF_INTEGER" not in Variant(access="integer").options("bf16", 8, 16)
     assert Variant().to_dict()["kernel"] == "rows"
 
 

@@ -82,7 +82,8 @@ def _report(plan: Any, config: RopeConfig, device: Any, x: Any, layout: str) -> 
 
     # Section modes pair as NeoX does.
     pairing: Pairing = "normal" if config.mode == "normal" else "neox"
-    pairs = config.for_head_dim(int(canonical(x, layout).shape[3])).n_pairs(None)
+    head_dim = int(canonical(x, layout).shape[3])
+    pairs = config.for_head_dim(head_dim).n_pairs(None)
     kernels = []
     for variant, launches in Counter(plan.variants).items():
         file, name = variant.source(pairing)
@@ -91,7 +92,7 @@ def _report(plan: Any, config: RopeConfig, device: Any, x: Any, layout: str) -> 
                 "kernel": name,
                 "source": str(kernel_folder() / file),
                 "source_hash": kernel_hash(file),
-                "options": list(variant.options(dtype_name(x.dtype), pairs)),
+                "options": list(variant.options(dtype_name(x.dtype), pairs, head_dim)),
                 "variant": variant.to_dict(),
                 "launches": launches,
             }

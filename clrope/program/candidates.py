@@ -39,12 +39,17 @@ def _for_cpu(dtype: str, pairing: Pairing) -> list[Variant]:
         if width > whole[0]:
             out.append(Variant(width=width, access=access, prepared=True, store="nontemporal"))
     out += [replace(variant, prefetch=PREFETCH) for variant in out if variant.prepared and variant.width in whole[1:]]
+    # Where single vectors could go past the cache this is hardly ever faster; it is for where they cannot.
+    out += [
+        Variant(width=width, access="clang", prepared=True, store="staged", prefetch=PREFETCH) for width in whole[1:]
+    ]
+    out.append(Variant(width=whole[1], prepared=True, store="staged"))
     if dtype == "bf16":
         out += [replace(variant, nan="plain") for variant in out if variant.prepared]
     # Without tables: less to read, more to compute.
     out += [
         replace(variant, angles="fused") for variant in out
-        if variant.width in whole[1:] and variant.prefetch and variant.access == "clang"
+        if variant.width in whole[1:] and variant.prefetch and variant.access == "clang" and variant.store != "staged"
     ]  # fmt: skip
     out += [Variant("tiled", width=halves[1], access=access) for access in both]
     return out

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Pairing = Literal["normal", "neox"]
 KernelName = Literal["rows", "tiled", "strided"]
 Access = Literal["builtin", "clang", "integer"]
-Store = Literal["plain", "nontemporal"]
+Store = Literal["plain", "nontemporal", "staged"]
 NanKind = Literal["any", "plain"]
 Angles = Literal["cached", "fused"]
 Alignment = int | Callable[[], int]
@@ -36,9 +36,14 @@ WIDTHS = (1, 2, 4, 8, 16)
 MOST_PREPARED = 1024
 #: Bytes of prefetching that are tried: the best on AVX-512 from memory (docs/performance.md); elsewhere 2 to 8 KiB were
 #: equally good.
-PREFETCH = 3072
+PREFETCH = 4096
 #: Bytes of the shortest vectors for which a processor has stores past the cache.
 LEAST_STREAMED = 16
+#: Bytes of private memory in which 'staged' gathers heads, if one head is not longer: what was best of 0.5 to 8 KiB; so
+#: short that reading and storing take turns.
+STAGED_BYTES = 1 << 10
+#: Bytes of the longest head that it gathers.
+MOST_STAGED = 8 << 10
 #: Bytes of local memory that the two tiles of 'tiled' share, and a row of cos and sin beside them: half of what every
 #: device has at least (CL_DEVICE_LOCAL_MEM_SIZE is 32 KiB or more on a full profile).
 TILES_BYTES = 16 << 10
@@ -89,7 +94,9 @@ class Variant:
     access:         'builtin' (vload, vload_half, convert_), 'clang' (pointers to vectors and clang's conversions, for
                     drivers that compile the builtins to calls), or 'integer' (f16 only: builtin loads, conversion by
                     integer arithmetic in registers).
-    store:          'plain' or 'nontemporal' (past the cache; needs outputs aligned to the vector).
+    store:          'plain', 'nontemporal' (past the cache; needs outputs aligned to the vector) or 'staged' ('rows':
+                    heads gather in private memory, whole lines of them go past the cache; they must lie behind each
+                    other).
     prepared:       the number of pairs is compiled in, and each work-item brings the token's cos and sin into the order
                     of its vectors once for all of its heads ('rows').
     heads_per_item: heads of one token that a work-item ('tiled': a work-group) rotates, at most; 0: by the number of
@@ -130,8 +137,8 @@ class Variant:
             return "rotate_strided.cl", "rope_rotate_strided"
         return f"rotate_{pairing}.cl", f"rope_rotate_{pairing}"
 
-    def options(self, dtype: str, pairs: int, full_tables: bool = False) -> tuple[str, ...]:
-        """Return the compiler's options for a storage type."""
+    def options(self, dtype: str, pairs: int, head_dim: int, full_tables: bool = False) -> tuple[str, ...]:
+        """Return the compiler's options for a storage type and shape of heads."""
         out = [STORAGE_OPTIONS[dtype]]
         if self.kernel == "tiled":
             out += [f"-DW={self.width}", "-DTILED"]
@@ -147,6 +154,9 @@ class Variant:
                 out.append("-DCLANG_VECTORS")
             if self.store == "nontemporal":
                 out.append("-DNONTEMPORAL")
+            if self.store == "staged":
+                head = -(-head_dim * DTYPES[dtype].itemsize // 64) * 64
+                out.append(f"-DSTAGED={max(STAGED_BYTES, head)}")
             if self.angles == "fused":
                 out.append("-DFUSED")
         if self.access == "integer" and dtype == "f16":
@@ -210,14 +220,16 @@ class Variant:
                 for view, alignment in ((place.x, place.x_alignment), (place.y, place.y_alignment))
             ):
                 return "prepared: bf16 is read two at a time, which needs even places"
-        if self.width == 16 and not self.prepared and pairing == "normal":
-            return "width: 16 pairs of neighbours would be a vector of 32"
-        if self.width > 1 and self.step_pairs(dtype, pairing) > place.geometry.pairs:
-            return f"width: {place.geometry.pairs} pairs do not fill one round of vectors"
+        if self.store == "staged" and (reason := _unstaged(place)):
+            return f"store: {reason}"
         if self.store == "nontemporal":
             size, have = self.store_bytes(dtype, pairing), place.aligned_to(place.y, place.y_alignment)
             if have % size:
                 return f"store: vectors of {size} bytes, the output's are aligned to {have}"
+        if self.width == 16 and not self.prepared and pairing == "normal":
+            return "width: 16 pairs of neighbours would be a vector of 32"
+        if self.width > 1 and self.step_pairs(dtype, pairing) > place.geometry.pairs:
+            return f"width: {place.geometry.pairs} pairs do not fill one round of vectors"
         return ""
 
     def fits(self, place: Placement) -> bool:
@@ -229,8 +241,8 @@ class Variant:
 
         Nearest, one thing at a time until it fits: what the message of `misfit` names gives way. `kernel` to 'strided',
         `tile` to the kernel 'rows', `angles` to 'cached', `prepared` to False (and 'normal' to half the width, so that
-        vectors stay as long as they were), `store` to half the width while vectors of 16 bytes or more fit, else to
-        'plain', `width` to the next smaller one.
+        vectors stay as long as they were), `store` from 'nontemporal' to 'staged'; where that fits not, to half the
+        width while vectors of 16 bytes or more do, at last to 'plain', `width` to the next smaller one.
         """
         variant = self
         while reason := variant.misfit(place):
@@ -248,6 +260,12 @@ class Variant:
                     width=variant.width // 2 if halved else variant.width,
                 )  # fmt: skip
             elif field == "store":
+                if variant.store == "staged":
+                    variant = replace(variant, store="nontemporal")
+                    continue
+                if not _unstaged(place):
+                    variant = replace(variant, store="staged")
+                    continue
                 # Shorter vectors past the cache are still better than long ones through it, down to 16 bytes.
                 shorter = place.aligned_to(place.y, place.y_alignment) >= LEAST_STREAMED
                 shorter = (
@@ -295,6 +313,18 @@ class Variant:
             yield "fused"
         if self.heads_per_item:
             yield f"heads<={self.heads_per_item}"
+
+
+def _unstaged(place: Placement) -> str:
+    """Return why rotated heads cannot gather in private memory before they are stored; '' if they can."""
+    y = place.y
+    if y.shape[2] > 1 and y.strides[2] != y.shape[3]:
+        return "the output's heads do not lie behind each other"
+    if y.itemsize * y.shape[3] > MOST_STAGED:
+        return f"a head of {y.shape[3]} elements is more than {MOST_STAGED} bytes"
+    if place.in_place and place.geometry.rest:
+        return "in place, the rest of a head stays where it is"
+    return ""
 
 
 #: Nothing has to be known for this one: any strides, no vectors.

@@ -37,6 +37,11 @@ def moved(at: Placement, elements: int) -> Placement:
     return replace(at, y=at.y.moved(elements))
 
 
+def apart(at: Placement) -> Placement:
+    """The same with room for two more heads behind each of the output."""
+    return replace(at, y=replace(at.y, strides=(*(3 * step for step in at.y.strides[:3]), 1)))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 def test_a_dense_tensor_takes_it_as_it_is(dtype: str, mode: Pairing) -> None:
@@ -51,11 +56,13 @@ def test_nontemporal_needs_every_vector_aligned() -> None:
         place(head_dim=160, n_dims=136, mode="normal", y=TensorView.dense((1, 4, 2, 160), "f32").moved(2)),
     ):
         assert FAST.misfit(at).startswith("store:"), at
-        assert FAST.fitted(at) == plain
+        assert FAST.fitted(at) == replace(FAST, store="staged")
+        assert FAST.fitted(apart(at)) == plain
     # 16 of the 32 bytes: vectors as short as that.
     for at in (moved(place(), 4), place(y_alignment=16), place(head_dim=132), place(head_dim=160, n_offs=4)):
         assert FAST.misfit(at).startswith("store:"), at
-        assert FAST.fitted(at) == replace(FAST, width=4)
+        assert FAST.fitted(at) == replace(FAST, store="staged")
+        assert FAST.fitted(apart(at)) == replace(FAST, width=4)
     for at in (
         moved(place(), 8),
         place(y_alignment=lambda: 32),
@@ -64,6 +71,19 @@ def test_nontemporal_needs_every_vector_aligned() -> None:
         place(head_dim=132, y=TensorView((1, 1, 1, 132), (1, 1, 1, 1), 0, "f32")),  # axes of length 1 have no steps
     ):
         assert FAST.fits(at), FAST.misfit(at)
+
+
+def test_heads_gather_where_they_lie_behind_each_other() -> None:
+    staged = replace(FAST, store="staged")
+    for at in (place(), moved(place(), 1), place(head_dim=132), place(n_dims=64), place("f16", "normal", 80, 20)):
+        assert staged.fits(at)
+    assert staged.fits(place(in_place=True))
+    for at in (apart(place()), place(n_dims=64, in_place=True), place("f64", head_dim=2048, n_dims=64)):
+        assert staged.misfit(at).startswith("store:"), at
+        assert staged.fitted(at) == FAST, "they are aligned, so that each vector can go past the cache"
+    one = apart(place())
+    one = replace(one, y=replace(one.y, shape=(1, 4, 1, 128)), x=replace(one.x, shape=(1, 4, 1, 128)))
+    assert staged.fits(one), "a single head has nothing behind it"
 
 
 def test_the_rest_must_be_aligned_too_unless_it_is_not_copied() -> None:
@@ -81,8 +101,9 @@ def test_what_is_less_than_a_round_is_left_to_shorter_vectors() -> None:
     for n_dims in (16, 20, 116, 120, 126):
         assert prepared.fits(place(n_dims=n_dims))
     # The second half has to be aligned, too, for stores past the cache.
-    assert FAST.fitted(place(n_dims=120)) == replace(FAST, width=4)
-    assert FAST.fitted(place(n_dims=116)) == prepared
+    for n_dims, near in ((120, replace(FAST, width=4)), (116, prepared)):
+        assert FAST.fitted(place(n_dims=n_dims)) == replace(FAST, store="staged")
+        assert FAST.fitted(apart(place(n_dims=n_dims))) == near, n_dims
 
 
 def test_alignment_is_only_asked_for_if_it_matters() -> None:
@@ -204,7 +225,7 @@ def test_candidates(kind: str, dtype: str, mode: Pairing) -> None:
         file, kernel = variant.source(mode)
         assert kernel in kernel_source(file)
         # No two of one compiled text but for how the work is divided.
-        text = (file, variant.options(dtype, 64), variant.heads_per_item)
+        text = (file, variant.options(dtype, 64, 128), variant.heads_per_item)
         assert texts.setdefault(text, variant) == variant
     safe = default_variant(kind, dtype, mode)
     assert safe in found, "the safe one must be tried, so that its failure is known"
