@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..layout import DTYPES
+from .contender import Rota
 from .workloads import LINE, Workload
 
 if TYPE_CHECKING:
@@ -107,6 +108,11 @@ def aligned(size: int, to: int = 4096) -> Bytes:
     return raw[first : first + size]
 
 
+def touch(block: Bytes) -> None:
+    """Read one byte of every page."""
+    int(block[::4096].max())
+
+
 class HostSets:
     """Sets in the host's memory: `x[i]` and `y[i]` are lists of tensors (the same ones in place)."""
 
@@ -114,6 +120,7 @@ class HostSets:
         workload = inputs.workload
         self.inputs = inputs
         self.count = sets_needed(workload, host_cache_bytes())
+        self.rota = Rota()
         self.x_blocks = [aligned(inputs.block.size) for _ in range(self.count)]
         self.y_blocks = self.x_blocks if workload.in_place else [aligned(inputs.block.size) for _ in range(self.count)]
         self.x = [tensors_of(workload, block) for block in self.x_blocks]
@@ -127,6 +134,11 @@ class HostSets:
             self.y_blocks[number].fill(POISON)
         self.x_blocks[number][...] = self.inputs.block
 
+    def touch(self, number: int) -> None:
+        """Read a little of every page of a set."""
+        touch(self.x_blocks[number])
+        touch(self.y_blocks[number])
+
 
 class DeviceSets:
     """Sets in a device's memory: lists of OpenCL arrays `x[i]`, `y[i]` in the buffers `x_blocks[i]`, `y_blocks[i]`."""
@@ -138,6 +150,8 @@ class DeviceSets:
         self.queue, self.inputs = queue, inputs
         cache = max(host_cache_bytes() if device.kind == "cpu" else 0, int(queue.device.global_mem_cache_size or 0))
         self.count = sets_needed(workload, cache)
+        self._in_host_memory = device.kind == "cpu"
+        self.rota = Rota()
         size = block_bytes(workload)
 
         def buffers() -> list[Any]:
@@ -172,6 +186,20 @@ class DeviceSets:
         if self.y_blocks[number] is not self.x_blocks[number]:
             cl.enqueue_copy(self.queue, self.y_blocks[number], np.full(self.inputs.block.size, POISON, np.uint8))
         cl.enqueue_copy(self.queue, self.x_blocks[number], self.inputs.block)
+        self.queue.finish()
+
+    def touch(self, number: int) -> None:
+        """Read a little of every page of a set, where the device's memory is the host's."""
+        import pyopencl as cl
+
+        if not self._in_host_memory:
+            return
+        for block in {self.x_blocks[number], self.y_blocks[number]}:
+            mapped, _ = cl.enqueue_map_buffer(
+                self.queue, block, cl.map_flags.READ, 0, (self.inputs.block.size,), np.dtype(np.uint8)
+            )
+            touch(mapped)
+            mapped.base.release(self.queue)
         self.queue.finish()
 
     def read(self, number: int) -> Bytes:

@@ -143,7 +143,7 @@ def measure(workload: Workload, benches: Sequence[Bench], present: Sequence[Peer
         host = HostSets(inputs)
         record["host_sets"] = host.count
         if not workload.in_place and not workload.latency:
-            gathering.take(host_copy(host.x_blocks, host.y_blocks))
+            gathering.take(host_copy(host.x_blocks, host.y_blocks), host)
         if workload.host:
             for bench in benches:
                 _host_side(gathering, bench, host, judge)
@@ -170,8 +170,10 @@ class _Gathering:
     failures: list[dict[str, Any]]
     prepared: list[Prepared]
 
-    def take(self, made: Contender) -> bool:
-        """Keep a contender if its result is right, else the reason."""
+    def take(self, made: Contender, sets: DeviceSets | HostSets | None = None) -> bool:
+        """Keep a contender if its result is right, else the reason. sets: the memory it works on."""
+        if sets is not None:
+            made.touch, made.rota = sets.touch, sets.rota
         try:
             made.nmse = made.check()
         except WrongResultError as error:
@@ -197,7 +199,7 @@ def _device_side(gathering: _Gathering, bench: Bench, inputs: Inputs, judge: Jud
     try:
         # Taking times costs little beside megabytes, and much beside an empty launch.
         sets = DeviceSets(bench.plain if workload.latency else bench.profiled, bench.device, inputs)
-        gathering.take(on_device(sets, bench.profiled, judge, label))
+        gathering.take(on_device(sets, bench.profiled, judge, label), sets)
         if workload.latency:
             for made in bench.ceilings.launches(bench.plain):
                 gathering.take(made)
@@ -205,7 +207,7 @@ def _device_side(gathering: _Gathering, bench: Bench, inputs: Inputs, judge: Jud
             made_here, failed = bench.ceilings.contenders(sets)
             gathering.failures += failed
             for made in made_here:
-                gathering.take(made)
+                gathering.take(made, sets)
     except (RopeError, cl.Error) as error:
         gathering.failures.append(failure("clrope", "arrays", "error", _line(error), label))
 
@@ -215,7 +217,7 @@ def _host_side(gathering: _Gathering, bench: Bench, host: HostSets, judge: Judge
 
     try:
         for made in on_host(host, bench.plain, judge, bench.label):
-            gathering.take(made)
+            gathering.take(made, host)
     except (RopeError, cl.Error) as error:
         gathering.failures.append(failure("clrope", "numpy", "error", _line(error), bench.label))
 
@@ -227,7 +229,7 @@ def _peer_side(gathering: _Gathering, peer: Peer, host: HostSets, task: Any, jud
             gathering.failures.append(failure("peer", peer.name, "refused", made.reason))
         else:
             gathering.prepared.append(made[1])
-            gathering.take(made[0])
+            gathering.take(made[0], host)
     except Exception as error:  # other people's code: whatever it raises is the entry
         gathering.failures.append(failure("peer", peer.name, "error", _line(error)))
 
