@@ -108,11 +108,6 @@ def aligned(size: int, to: int = 4096) -> Bytes:
     return raw[first : first + size]
 
 
-def touch(block: Bytes) -> None:
-    """Read one byte of every page."""
-    int(block[::4096].max())
-
-
 class HostSets:
     """Sets in the host's memory: `x[i]` and `y[i]` are lists of tensors (the same ones in place)."""
 
@@ -134,11 +129,6 @@ class HostSets:
             self.y_blocks[number].fill(POISON)
         self.x_blocks[number][...] = self.inputs.block
 
-    def touch(self, number: int) -> None:
-        """Read a little of every page of a set."""
-        touch(self.x_blocks[number])
-        touch(self.y_blocks[number])
-
 
 class DeviceSets:
     """Sets in a device's memory: lists of OpenCL arrays `x[i]`, `y[i]` in the buffers `x_blocks[i]`, `y_blocks[i]`."""
@@ -150,7 +140,6 @@ class DeviceSets:
         self.queue, self.inputs = queue, inputs
         cache = max(host_cache_bytes() if device.kind == "cpu" else 0, int(queue.device.global_mem_cache_size or 0))
         self.count = sets_needed(workload, cache)
-        self._in_host_memory = device.kind == "cpu"
         self.rota = Rota()
         size = block_bytes(workload)
 
@@ -186,20 +175,6 @@ class DeviceSets:
         if self.y_blocks[number] is not self.x_blocks[number]:
             cl.enqueue_copy(self.queue, self.y_blocks[number], np.full(self.inputs.block.size, POISON, np.uint8))
         cl.enqueue_copy(self.queue, self.x_blocks[number], self.inputs.block)
-        self.queue.finish()
-
-    def touch(self, number: int) -> None:
-        """Read a little of every page of a set, where the device's memory is the host's."""
-        import pyopencl as cl
-
-        if not self._in_host_memory:
-            return
-        for block in {self.x_blocks[number], self.y_blocks[number]}:
-            mapped, _ = cl.enqueue_map_buffer(
-                self.queue, block, cl.map_flags.READ, 0, (self.inputs.block.size,), np.dtype(np.uint8)
-            )
-            touch(mapped)
-            mapped.base.release(self.queue)
         self.queue.finish()
 
     def read(self, number: int) -> Bytes:

@@ -13,6 +13,8 @@ from .samples import stats
 Kind = Literal["clrope", "ceiling", "launch", "host", "peer"]
 #: Seconds of work in a row that one contender gets in a round.
 BLOCK_S = 0.03
+#: Seconds of calls in a round, at most, that do not count.
+LEAD_IN_S = 0.25
 #: Seconds to wait at most for threads of the one before that still spin.
 SETTLE_S = 0.5
 
@@ -44,7 +46,6 @@ class Contender:
     check:    runs the call on some sets and returns the error (NMSE); raises `WrongResultError`.
     after:    what has to be done behind each call and is not timed; on a device it returns the OpenCL events.
     profiled: a call as `call` on a queue that takes times, where `call`'s own does not.
-    touch:    reads a little of every page of a set.
     rota:     whose turn it is among the sets; shared by those that work on the same ones, or the second of them would
               find in the cache what the first has just used.
     """
@@ -60,7 +61,6 @@ class Contender:
     details: dict[str, Any] = field(default_factory=dict)
     after: Callable[[int], Any] | None = None
     profiled: Callable[[int], Any] | None = None
-    touch: Callable[[int], None] | None = None
     rota: Rota = field(default_factory=Rota)
     nmse: float | None = None
     wall: list[int] = field(default_factory=list)
@@ -72,16 +72,6 @@ class Contender:
         """Return the number of the buffer set that was not used for longest."""
         self.rota.last = (self.rota.last + 1) % self.sets
         return self.rota.last
-
-    def touch_next(self) -> None:
-        """Touch the sets that a turn is about to use.
-
-        Systems that look for idle memory take back the mark that a page was used, and the first one to use it again
-        pays for setting it. Without this the contender that happens to come first in a round is half as fast.
-        """
-        if self.touch is not None:
-            for number in range(min(self.sets, self._in_a_row + 1)):
-                self.touch((self.rota.last + 1 + number) % self.sets)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of a result file."""
@@ -138,7 +128,7 @@ def warm_up(contender: Contender, calls: int) -> None:
 
 
 def rounds(contenders: Sequence[Contender], count: int, waited: Callable[[], None] | None = None) -> None:
-    """Time the contenders in turn, A B C A B C, `count` rounds. Each one's first call of a round does not count."""
+    """Time the contenders in turn, A B C A B C, `count` rounds. Each one's first calls of a round do not count."""
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -146,8 +136,7 @@ def rounds(contenders: Sequence[Contender], count: int, waited: Callable[[], Non
         for _ in range(count):
             for contender in contenders:
                 settle()
-                contender.touch_next()
-                _timed(contender, record=False)
+                _lead_in(contender)
                 for _ in range(contender._in_a_row):
                     _timed(contender, record=True)
                 if contender.profiled is not None:
@@ -160,6 +149,19 @@ def rounds(contenders: Sequence[Contender], count: int, waited: Callable[[], Non
     finally:
         if collecting:
             gc.enable()
+
+
+def _lead_in(contender: Contender) -> None:
+    """Make calls that do not count, once round the sets or for `LEAD_IN_S`, one at least.
+
+    What follows then meets the state that the contender itself makes: pages that count as used (docs/performance.md),
+    a cache with its own lines in it, threads that the system has spread over the processors.
+    """
+    end = time.perf_counter() + LEAD_IN_S
+    for _ in range(contender.sets):
+        _timed(contender, record=False)
+        if time.perf_counter() > end:
+            return
 
 
 def _timed(contender: Contender, *, record: bool) -> int:

@@ -173,7 +173,7 @@ class _Gathering:
     def take(self, made: Contender, sets: DeviceSets | HostSets | None = None) -> bool:
         """Keep a contender if its result is right, else the reason. sets: the memory it works on."""
         if sets is not None:
-            made.touch, made.rota = sets.touch, sets.rota
+            made.rota = sets.rota
         try:
             made.nmse = made.check()
         except WrongResultError as error:
