@@ -16,6 +16,8 @@ from .validation import Judge
 if TYPE_CHECKING:
     import pyopencl
 
+    from ..program.variants import Variant
+
 #: Position arrays that a `fresh` workload goes through: more than the tables that are kept.
 FRESH = 12
 
@@ -44,10 +46,15 @@ def _taken(outputs: Sequence[Any]) -> list[Any]:
     return events
 
 
-def on_device(sets: DeviceSets, profiled: pyopencl.CommandQueue, judge: Judge, label: str) -> Contender:
-    """Return `plan.run()` on OpenCL arrays, one plan a set. Where latency counts, on a queue that takes no times."""
+def on_device(
+    sets: DeviceSets, profiled: pyopencl.CommandQueue, judge: Judge, label: str, variant: Variant | None = None
+) -> Contender:
+    """Return `plan.run()` on OpenCL arrays, one plan a set. Where latency counts, on a queue that takes no times.
+
+    variant: the spelling to use; the chooser's, if None.
+    """
     workload, queue = sets.inputs.workload, sets.queue
-    plans = _plans(Rope(workload.config, queue), sets.x, sets.y, workload)
+    plans = _plans(Rope(workload.config, queue, variant=variant), sets.x, sets.y, workload)
     fresh = [workload.position_array(7 * i) for i in range(FRESH)] if workload.fresh else []
     turn = 0
 
@@ -75,7 +82,7 @@ def on_device(sets: DeviceSets, profiled: pyopencl.CommandQueue, judge: Judge, l
     timed: Callable[[int], list[Any]] | None = None
     if profiled is not queue:
         x, y = sets.on_queue(profiled)
-        timed_plans = _plans(Rope(workload.config, profiled), x, y, workload)
+        timed_plans = _plans(Rope(workload.config, profiled, variant=variant), x, y, workload)
 
         def with_times(i: int) -> list[Any]:
             timed_plans[i].run()

@@ -1,0 +1,36 @@
+"""Times spellings of the rotation on one workload in turn with each other and with the device's ceilings.
+
+Example: python bench/spellings.py prefill/f16/neox/out/forward --device pocl --only 'rows16 clang prepared'
+"""
+
+import argparse
+import sys
+import time
+
+import clrope
+from clrope.benchmark.spellings import compare_spellings, words_filter
+from clrope.benchmark.workloads import select
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload", help="its name, see `clrope bench --list --workload all`")
+    parser.add_argument("--device", default="pocl")
+    parser.add_argument("--only", action="append", default=[], help="words that a spelling has (repeatable: or these)")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--calls", type=int, default=5)
+    given = parser.parse_args()
+    device = clrope.device(given.device)
+    for workload in select([given.workload]):
+        print(f"{workload.name} on {device.name} ({device.platform})")
+        print("  GB/s  most  of the ceiling")
+        seed = time.time_ns() % (1 << 32)
+        wanted = words_filter(given.only)
+        for line in compare_spellings(workload, device, wanted, seed, given.rounds, given.calls):
+            mark = "*" if line.chosen else " "
+            print(f"{line.rate:6.1f} {line.most:5.1f} {line.share:6.2f} {mark} {line.name}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""The spellings of the rotation on one workload, all in turn with each other and with the device's ceilings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigError
+from ..program.candidates import candidates
+from .buffers import DeviceSets, make_inputs
+from .contender import Contender, WrongResultError, rounds, warm_up
+from .runner import open_bench
+from .subject import on_device
+from .validation import Judge
+from .workloads import Workload
+
+if TYPE_CHECKING:
+    from ..device import DeviceInfo
+    from ..program.variants import Variant
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """One line: what ran, GB/s by the median and at best, and the share of the best ceiling's median.
+
+    asked: the spelling before it was fitted to the workload; '' for a ceiling. chosen: it is what the chooser takes.
+    """
+
+    name: str
+    asked: str
+    rate: float
+    most: float
+    share: float
+    chosen: bool = False
+
+
+def compare_spellings(
+    workload: Workload,
+    device: DeviceInfo,
+    wanted: Callable[[Variant], bool],
+    seed: int,
+    count: int = 9,
+    calls: int = 5,
+) -> list[Spelled]:
+    """Return ceilings and wanted candidates, best first; those that become the same on the workload are timed once.
+
+    Candidates run in this process: not for a device whose driver is not trusted (`clrope tune` is). Raises
+    `ConfigError` if nothing is wanted, `WrongResultError` for a wrong result.
+    """
+    pairing = "normal" if workload.mode == "normal" else "neox"
+    chosen = [None, *filter(wanted, candidates(device.kind, workload.dtype, pairing))]
+    if len(chosen) == 1:
+        raise ConfigError("spellings: got a choice that no candidate meets")
+    bench = open_bench(device, "device")
+    inputs = make_inputs(workload, seed)
+    judge = Judge(inputs, seed)
+    sets = DeviceSets(bench.profiled, device, inputs)
+    ours: dict[str, tuple[Contender, str]] = {}
+    for variant in chosen:
+        made = on_device(sets, bench.profiled, judge, "device", variant)
+        name = " + ".join(str(_variant(d)) for d in made.details["variants"])
+        if name not in ours:
+            made.nmse = made.check()
+            ours[name] = made, str(variant or "the chooser's")
+    ceilings, _ = bench.ceilings.contenders(sets)
+    contenders = [*(made for made, _ in ours.values()), *ceilings]
+    for made in contenders:
+        made.rota = sets.rota
+        warm_up(made, calls)
+    rounds(contenders, count)
+    tops = [_rate(c, 50) for c in ceilings if workload.in_place == (c.name in ("scale", "windows"))]
+    if not tops:
+        raise WrongResultError("no ceiling could be measured")
+    top = max(tops)
+    lines = [
+        Spelled(name, asked, _rate(c, 50), _rate(c, 0), _rate(c, 50) / top, asked == "the chooser's")
+        for name, (c, asked) in ours.items()
+    ] + [Spelled(f"= {c.spelling or c.name}", "", _rate(c, 50), _rate(c, 0), _rate(c, 50) / top) for c in ceilings]
+    return sorted(lines, key=lambda line: -line.rate)
+
+
+def _variant(data: dict[str, object]) -> Variant:
+    from ..program.variants import Variant
+
+    return Variant.from_dict(data)
+
+
+def _rate(contender: Contender, percentile: int) -> float:
+    import numpy as np
+
+    return contender.bytes / float(np.percentile(contender.wall, percentile))
+
+
+def words_filter(words: Sequence[str]) -> Callable[[Variant], bool]:
+    """Return whether a spelling's name has all the words of any of the given phrases; everything if there are none."""
+    phrases = [phrase.split() for phrase in words]
+
+    def wanted(variant: Variant) -> bool:
+        have = str(variant).split()
+        return not phrases or any(all(word in have for word in phrase) for phrase in phrases)
+
+    return wanted
