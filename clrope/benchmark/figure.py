@@ -48,7 +48,7 @@ def draw(results: Sequence[dict[str, Any]], where: str | Path, family: str = "pr
                 x = left + width * (number + 0.5)
                 rate = found[0].rate(device) or 0.0
                 axes.bar(x, rate, width * 0.94, color=OWN_COLOURS[number % len(OWN_COLOURS)], label=label)
-                axes.annotate(f"{rate:.0f}", (x, rate), ha="center", va="bottom", fontsize=7)
+                axes.annotate(f"{rate:.0f}", (x, rate - 0.3), ha="center", va="top", fontsize=7, color="white")
                 top = found[0].ceiling(device)
                 if top is not None:
                     height = top["bytes"] / found[0].time(top)

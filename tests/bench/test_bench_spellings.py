@@ -11,8 +11,10 @@ from clrope.program.variants import Variant
 def test_words() -> None:
     some = words_filter(["rows8 staged", "tiled4"])
     staged = Variant(width=8, store="staged")
-    assert some(staged) and some(Variant("tiled", width=4))
-    assert not some(Variant(width=8)) and not some(Variant(width=16, store="staged"))
+    assert some(staged)
+    assert some(Variant("tiled", width=4))
+    assert not some(Variant(width=8))
+    assert not some(Variant(width=16, store="staged"))
     assert words_filter([])(staged)
 
 
