@@ -17,7 +17,7 @@ from .workloads import Workload
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
-    from ..program.variants import Variant
+    from ..program.variants import Pairing, Variant
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,16 @@ def compare_spellings(
     Candidates run in this process: not for a device whose driver is not trusted (`clrope tune` is). Raises
     `ConfigError` if nothing is wanted, `WrongResultError` for a wrong result.
     """
-    pairing = "normal" if workload.mode == "normal" else "neox"
-    chosen = [None, *filter(wanted, candidates(device.kind, workload.dtype, pairing))]
-    if len(chosen) == 1:
+    pairing: Pairing = "normal" if workload.mode == "normal" else "neox"
+    some = [variant for variant in candidates(device.kind, workload.dtype, pairing) if wanted(variant)]
+    if not some:
         raise ConfigError("spellings: got a choice that no candidate meets")
     bench = open_bench(device, "device")
     inputs = make_inputs(workload, seed)
     judge = Judge(inputs, seed)
     sets = DeviceSets(bench.profiled, device, inputs)
     ours: dict[str, tuple[Contender, str]] = {}
-    for variant in chosen:
+    for variant in (None, *some):
         made = on_device(sets, bench.profiled, judge, "device", variant)
         name = " + ".join(str(_variant(d)) for d in made.details["variants"])
         if name not in ours:
