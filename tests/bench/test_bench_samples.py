@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clrope.benchmark.contender import Contender, event_ns, rounds, settle, warm_up
+from clrope.benchmark.contender import Contender, Rota, event_ns, rounds, settle, warm_up
 from clrope.benchmark.samples import stats
 
 
@@ -73,9 +73,9 @@ def test_contenders_take_turns_and_go_through_their_sets(clock):
     turns = Turns(clock)
     a, b = turns.contender("a", 3), turns.contender("b", takes=70)
     rounds([a, b], 4)
-    # One call of each round is not counted.
-    assert [name for name, _ in turns.order] == ["a", "a", "b", "b"] * 4
-    assert [i for name, i in turns.order if name == "a"] == [1, 2, 0, 1, 2, 0, 1, 2]
+    # Once round the sets is not counted.
+    assert [name for name, _ in turns.order] == ["a", "a", "a", "a", "b", "b"] * 4
+    assert [i for name, i in turns.order if name == "a"] == [1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1]
     assert a.wall == a.cpu == [1000] * 4
     assert b.wall == b.cpu == [70] * 4
     assert not a.event
@@ -105,7 +105,23 @@ def test_what_follows_a_call_is_not_timed(clock):
     made = turns.contender("a", 2, after=after, device="pocl")
     rounds([made], 2)
     assert made.wall == [1000, 1000]
-    assert seen == [1, 0, 1, 0]
+    assert seen == [1, 0, 1, 0, 1, 0]
+
+
+def test_a_lead_in_ends_after_its_time(clock):
+    turns = Turns(clock)
+    made = turns.contender("a", 8, takes=90_000_000)
+    rounds([made], 1)
+    assert [i for _, i in turns.order] == [1, 2, 3, 4]
+    assert made.wall == [90_000_000]
+
+
+def test_contenders_of_the_same_sets_go_on_where_the_one_before_left_off(clock):
+    turns = Turns(clock)
+    a, b = turns.contender("a", 3), turns.contender("b", 3)
+    a.rota = b.rota = Rota()
+    rounds([a, b], 1)
+    assert turns.order == [("a", 1), ("a", 2), ("a", 0), ("a", 1), ("b", 2), ("b", 0), ("b", 1), ("b", 2)]
 
 
 def test_settling_waits_for_threads_that_spin(monkeypatch):
