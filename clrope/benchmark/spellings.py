@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..errors import ConfigError
 from ..program.candidates import candidates
+from ..program.variants import Pairing, Variant
 from .buffers import DeviceSets, make_inputs
 from .contender import Contender, WrongResultError, rounds, warm_up
 from .runner import open_bench
@@ -17,18 +20,16 @@ from .workloads import Workload
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
-    from ..program.variants import Pairing, Variant
 
 
 @dataclass(frozen=True)
 class Spelled:
     """One line: what ran, GB/s by the median and at best, and the share of the best ceiling's median.
 
-    asked: the spelling before it was fitted to the workload; '' for a ceiling. chosen: it is what the chooser takes.
+    chosen: it is what the chooser takes.
     """
 
     name: str
-    asked: str
     rate: float
     most: float
     share: float
@@ -56,39 +57,30 @@ def compare_spellings(
     inputs = make_inputs(workload, seed)
     judge = Judge(inputs, seed)
     sets = DeviceSets(bench.profiled, device, inputs)
-    ours: dict[str, tuple[Contender, str]] = {}
+    ours: dict[str, Contender] = {}  # the chooser's first
     for variant in (None, *some):
         made = on_device(sets, bench.profiled, judge, "device", variant)
-        name = " + ".join(str(_variant(d)) for d in made.details["variants"])
+        name = " + ".join(str(Variant.from_dict(d)) for d in made.details["variants"])
         if name not in ours:
             made.nmse = made.check()
-            ours[name] = made, str(variant or "the chooser's")
+            ours[name] = made
     ceilings, _ = bench.ceilings.contenders(sets)
-    contenders = [*(made for made, _ in ours.values()), *ceilings]
+    contenders = [*ours.values(), *ceilings]
     for made in contenders:
         made.rota = sets.rota
         warm_up(made, calls)
     rounds(contenders, count)
-    tops = [_rate(c, 50) for c in ceilings if workload.in_place == (c.name in ("scale", "windows"))]
-    if not tops:
+    if not ceilings:
         raise WrongResultError("no ceiling could be measured")
-    top = max(tops)
+    top = max(_rate(c, 50) for c in ceilings)
     lines = [
-        Spelled(name, asked, _rate(c, 50), _rate(c, 0), _rate(c, 50) / top, asked == "the chooser's")
-        for name, (c, asked) in ours.items()
-    ] + [Spelled(f"= {c.spelling or c.name}", "", _rate(c, 50), _rate(c, 0), _rate(c, 50) / top) for c in ceilings]
+        Spelled(name, _rate(c, 50), _rate(c, 0), _rate(c, 50) / top, chosen=number == 0)
+        for number, (name, c) in enumerate(ours.items())
+    ] + [Spelled(f"= {c.spelling or c.name}", _rate(c, 50), _rate(c, 0), _rate(c, 50) / top) for c in ceilings]
     return sorted(lines, key=lambda line: -line.rate)
 
 
-def _variant(data: dict[str, object]) -> Variant:
-    from ..program.variants import Variant
-
-    return Variant.from_dict(data)
-
-
 def _rate(contender: Contender, percentile: int) -> float:
-    import numpy as np
-
     return contender.bytes / float(np.percentile(contender.wall, percentile))
 
 
