@@ -1,11 +1,5 @@
 // Stage 2 for pairs (i, i + pairs): ggml's NEOX, MROPE, IMROPE and VISION, elsewhere "half" or GPT-NeoX. The modes
 // differ only in which position drives a pair, which stage 1 has settled.
-#ifdef TILED
-#define MEMORY __local
-#endif
-#ifdef STAGED
-#define TARGET __private
-#endif
 #include "arithmetic.clh"
 #include "storage.clh"
 #include "tables.clh"
@@ -38,43 +32,36 @@
   UNROLL for (int i = 0; i < ROUNDED; i += STEP) {                                                                     \
     const VEC(uint, W) a = VLOAD(W, uint, (__global const uint *)((x) + i));                                           \
     const VEC(uint, W) b = VLOAD(W, uint, (__global const uint *)((x) + PAIRS + i));                                   \
-    const VEC(float, W) c0 = *(VEC(float, W) *)(c + i), c1 = *(VEC(float, W) *)(c + i + W);                            \
-    const VEC(float, W) s0 = *(VEC(float, W) *)(s + i), s1 = *(VEC(float, W) *)(s + i + W);                            \
+    const VEC(float, W) c0 = PREPARED(c, i), c1 = PREPARED(c, i + W);                                                  \
+    const VEC(float, W) s0 = PREPARED(s, i), s1 = PREPARED(s, i + W);                                                  \
     const VEC(float, W) a0 = lower(a), a1 = upper(a), b0 = lower(b), b1 = upper(b);                                    \
-    VSTORE(W, uint, join(a0 * c0 - b0 * s0, a1 * c1 - b1 * s1), (TARGET uint *)((y) + i));                           \
-    VSTORE(W, uint, join(a0 * s0 + b0 * c0, a1 * s1 + b1 * c1), (TARGET uint *)((y) + PAIRS + i));                   \
+    VSTORE(W, uint, join(a0 * c0 - b0 * s0, a1 * c1 - b1 * s1), (TARGET uint *)((y) + i));                             \
+    VSTORE(W, uint, join(a0 * s0 + b0 * c0, a1 * s1 + b1 * c1), (TARGET uint *)((y) + PAIRS + i));                     \
   }
 #elif defined(TWO_AT_ONCE)
 #define STEP (2 * W)
-#define PREPARE PREPARE_SINE
+#define PREPARE PREPARE_IN_ORDER
 #define ROTATE_PREPARED(x, y)                                                                                          \
   UNROLL for (int i = 0; i < ROUNDED; i += STEP) {                                                                     \
     const VEC(REAL, W) a0 = LOAD(W, (x) + i), b0 = LOAD(W, (x) + PAIRS + i);                                           \
     const VEC(REAL, W) a1 = LOAD(W, (x) + i + W), b1 = LOAD(W, (x) + PAIRS + i + W);                                   \
-    const VEC(REAL, W) c0 = TABLE(W, cosine + i), s0 = *(VEC(REAL, W) *)(s + i);                                       \
-    const VEC(REAL, W) c1 = TABLE(W, cosine + i + W), s1 = *(VEC(REAL, W) *)(s + i + W);                               \
+    const VEC(REAL, W) c0 = PREPARED(c, i), s0 = PREPARED(s, i);                                                       \
+    const VEC(REAL, W) c1 = PREPARED(c, i + W), s1 = PREPARED(s, i + W);                                               \
     STORE_TWO(a0 * c0 - b0 * s0, a1 * c1 - b1 * s1, (y) + i);                                                          \
     STORE_TWO(a0 * s0 + b0 * c0, a1 * s1 + b1 * c1, (y) + PAIRS + i);                                                  \
   }
 #else
 #define STEP W
-#define PREPARE PREPARE_SINE
+#define PREPARE PREPARE_IN_ORDER
 #define ROTATE_PREPARED(x, y)                                                                                          \
   UNROLL for (int i = 0; i < ROUNDED; i += STEP) {                                                                     \
     const VEC(REAL, W) a = LOAD(W, (x) + i), b = LOAD(W, (x) + PAIRS + i);                                             \
-    const VEC(REAL, W) cs = TABLE(W, cosine + i), sn = *(VEC(REAL, W) *)(s + i);                                       \
+    const VEC(REAL, W) cs = PREPARED(c, i), sn = PREPARED(s, i);                                                       \
     STORE(W, a * cs - b * sn, (y) + i);                                                                                \
     STORE(W, a * sn + b * cs, (y) + PAIRS + i);                                                                        \
   }
 #endif
 #endif
 
-#ifdef TILED
-#include "rotate_tiled.clh"
-#else
-#ifdef FUSED
-#include "angles.clh"
-#endif
-#include "rotate_rows.clh"
-#endif
+#include "rotate_body.clh"
 ROTATE_KERNEL(rope_rotate_neox)

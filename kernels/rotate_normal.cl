@@ -1,11 +1,5 @@
 // Stage 2 for neighbouring pairs (2i, 2i+1): ggml's NORMAL, elsewhere "interleaved" or GPT-J.
 #define PAIRS_INTERLEAVED
-#ifdef TILED
-#define MEMORY __local
-#endif
-#ifdef STAGED
-#define TARGET __private
-#endif
 #include "arithmetic.clh"
 #include "storage.clh"
 #include "tables.clh"
@@ -37,13 +31,13 @@
 #ifdef STORAGE_BF16
 #define STEP W
 // A 32-bit lane holds both elements of a pair: the lower becomes a float by a shift, the upper by a mask.
-#define PREPARE PREPARE_SINE
+#define PREPARE PREPARE_IN_ORDER
 #define ROTATE_PREPARED(x, y)                                                                                          \
   UNROLL for (int i = 0; i < ROUNDED; i += STEP) {                                                                     \
     const VEC(uint, W) v = VLOAD(W, uint, (__global const uint *)((x) + 2 * i));                                       \
-    const VEC(float, W) cs = TABLE(W, cosine + i), sn = *(VEC(float, W) *)(s + i);                                     \
+    const VEC(float, W) cs = PREPARED(c, i), sn = PREPARED(s, i);                                                      \
     const VEC(float, W) a = lower(v), b = upper(v);                                                                    \
-    VSTORE(W, uint, join(a * cs - b * sn, a * sn + b * cs), (TARGET uint *)((y) + 2 * i));                           \
+    VSTORE(W, uint, join(a * cs - b * sn, a * sn + b * cs), (TARGET uint *)((y) + 2 * i));                             \
   }
 #else
 // Of a vector v of W elements, first and second in turn, v * (c, c, ...) + swapped v * (-s, s, ...) is the result: one
@@ -71,8 +65,8 @@
 #define ROTATE_PREPARED(x, y)                                                                                          \
   UNROLL for (int i = 0; i < 2 * ROUNDED; i += 2 * W) {                                                                \
     const VEC(REAL, W) v = LOAD(W, (x) + i), w = LOAD(W, (x) + i + W);                                                 \
-    const VEC(REAL, W) c0 = *(VEC(REAL, W) *)(c + i), s0 = *(VEC(REAL, W) *)(s + i);                                   \
-    const VEC(REAL, W) c1 = *(VEC(REAL, W) *)(c + i + W), s1 = *(VEC(REAL, W) *)(s + i + W);                           \
+    const VEC(REAL, W) c0 = PREPARED(c, i), s0 = PREPARED(s, i);                                                       \
+    const VEC(REAL, W) c1 = PREPARED(c, i + W), s1 = PREPARED(s, i + W);                                               \
     STORE_TWO(v * c0 + PASTE2(SWAPPED_, W)(v) * s0, w * c1 + PASTE2(SWAPPED_, W)(w) * s1, (y) + i);                    \
   }
 #else
@@ -80,19 +74,12 @@
 #define ROTATE_PREPARED(x, y)                                                                                          \
   UNROLL for (int i = 0; i < 2 * ROUNDED; i += W) {                                                                    \
     const VEC(REAL, W) v = LOAD(W, (x) + i);                                                                           \
-    const VEC(REAL, W) cs = *(VEC(REAL, W) *)(c + i), sn = *(VEC(REAL, W) *)(s + i);                                   \
+    const VEC(REAL, W) cs = PREPARED(c, i), sn = PREPARED(s, i);                                                       \
     STORE(W, v * cs + PASTE2(SWAPPED_, W)(v) * sn, (y) + i);                                                           \
   }
 #endif
 #endif
 #endif
 
-#ifdef TILED
-#include "rotate_tiled.clh"
-#else
-#ifdef FUSED
-#include "angles.clh"
-#endif
-#include "rotate_rows.clh"
-#endif
+#include "rotate_body.clh"
 ROTATE_KERNEL(rope_rotate_normal)
