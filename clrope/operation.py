@@ -18,6 +18,7 @@ from .positions import PositionRows, position_rows
 from .program.variants import Variant
 from .schedule.geometry import Geometry
 from .schedule.plan import EmptyPlan, Part, Plan, Transfer
+from .schedule.repeat import Repeats
 from .schedule.rotation import Rotation
 from .schedule.tables import Phases, Real, Tables, phases_of_config, tables_of_config
 
@@ -86,6 +87,7 @@ class Rope:
         self._selector = None if isinstance(device, str) and device == "auto" else device
         self._target: tuple[DeviceInfo, pyopencl.CommandQueue] | None = None
         self._lock = threading.Lock()
+        self._repeats = Repeats()
 
     @property
     def device(self) -> DeviceInfo:
@@ -106,7 +108,14 @@ class Rope:
         wait_for: Sequence[pyopencl.Event] | None = None,
     ) -> Any:
         """Rotate x (an array or a tuple of arrays that share positions) and return the result; see `clrope.rope`."""
-        return self.plan(x, positions, forward=forward, out=out, layout=layout).run(wait_for=wait_for)
+        if wait_for:
+            return self.plan(x, positions, forward=forward, out=out, layout=layout).run(wait_for=wait_for)
+        result = self._repeats.call(x, positions, forward, out, layout)
+        if result is None:
+            plan = self.plan(x, positions, forward=forward, out=out, layout=layout)
+            result = plan.run()
+            self._repeats.remember(plan, x, positions, forward, out, layout)
+        return result
 
     def plan(
         self,

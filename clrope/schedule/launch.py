@@ -55,24 +55,36 @@ class Launch:
         local_size: tuple[int, ...] | None,
         arguments: Sequence[Any],
     ) -> None:
+        import pyopencl as cl
+
+        self._enqueue = cl.enqueue_nd_range_kernel
         self._pool = _pool(program, name)
         self.kernel = _take(self._pool, program, name)
         _set(self.kernel, arguments)
         self.global_size = global_size
         self.local_size = local_size
         # OpenCL keeps no reference to buffers given as arguments before the launch.
-        self._arguments = tuple(arguments)
+        self.arguments = tuple(arguments)
 
     def __del__(self) -> None:
         # Absent if the constructor failed.
         if "kernel" in self.__dict__:
             self._pool.append(self.kernel)
 
+    def forget_arguments(self) -> None:
+        """Keep no buffer alive: whoever enqueues it from now on sees to that, and that the arguments are set."""
+        self.arguments = ()
+
+    def rebind(self, number: int, argument: Any) -> None:
+        """Set one argument for the next call, of the same kind as it was."""
+        if isinstance(argument, np.generic):
+            getattr(self.kernel, "_set_arg_buf", self.kernel.set_arg)(number, argument)
+        else:
+            self.kernel.set_arg(number, argument)
+
     def enqueue(self, queue: pyopencl.CommandQueue, wait_for: Sequence[Any] | None = None) -> pyopencl.Event:
         """Put the call on the queue and return its event."""
-        import pyopencl as cl
-
-        return cl.enqueue_nd_range_kernel(queue, self.kernel, self.global_size, self.local_size, wait_for=wait_for)
+        return self._enqueue(queue, self.kernel, self.global_size, self.local_size, wait_for=wait_for)
 
 
 def local_size_for(kind: str, dimensions: int) -> tuple[int, ...] | None:

@@ -138,6 +138,26 @@ class Plan:
         return len(self._steps)
 
     @property
+    def repeatable(self) -> list[Launch] | None:
+        """The launches, if running them again is all there is to a further run; None before the first."""
+        return self._repeat
+
+    @property
+    def tables(self) -> list[Tables | Phases]:
+        """Where the launches so far have their cos and sin from."""
+        return [step.tables for step in self._steps if step.tables is not None]
+
+    @property
+    def placed(self) -> list[tuple[Part, Any, Any]] | None:
+        """The parts with the buffers of input and output; None if one is rotated in several chunks, or not at all."""
+        steps = {id(s.part): s for step in self._steps for s in (step, step.second) if s is not None}
+        if len(steps) != len(self._parts) or any(id(part) not in steps for part in self._parts):
+            return None
+        if sum(len(step.parts) for step in self._steps) != len(steps):
+            return None
+        return [(part, steps[id(part)].x[0], steps[id(part)].y[0]) for part in self._parts]
+
+    @property
     def out(self) -> Any:
         """The output, or a tuple of them."""
         return self._parts[0].out.original if self._single else tuple(part.out.original for part in self._parts)
@@ -197,19 +217,20 @@ class Plan:
         return None
 
     def _repeat_run(self) -> bool:
+        passed = self._passed
         for array in self._device_arrays:
             for event in array.events:
-                if not any(event is e for e in self._passed) and not self._passes(event):
+                # What `in` compares with first is whether they are the same object, which they mostly are.
+                if event not in passed and not self._passes(event):
                     return False  # somebody else's work comes first
         assert self._repeat is not None
         queue = self.queue
         events = [launch.enqueue(queue) for launch in self._repeat]
         if self._hosts:
             queue.finish()
-        for parts, event in zip(self._step_parts, events, strict=True):
-            for part in parts:
-                if part.out.kind == "opencl":
-                    part.out.array.events[:] = [event]
+        for arrays, event in zip(self._step_arrays, events, strict=True):
+            for array in arrays:
+                array.events[:] = [event]
         self._passed[: self._own_count] = events
         self._own_count = len(events)
         return True
@@ -285,7 +306,7 @@ class Plan:
         self._steps = _joined(self._steps)
         self._bind_copied(copied)
         self._result = self.out
-        self._step_parts = [step.parts for step in self._steps]
+        self._step_arrays = [[p.out.array for p in step.parts if p.out.kind == "opencl"] for step in self._steps]
         arrays = [o.array for part in self._parts for o in (part.x, part.out) if o.kind == "opencl"]
         self._device_arrays = [a for i, a in enumerate(arrays) if not any(a is b for b in arrays[:i])]
 
@@ -364,6 +385,7 @@ class EmptyPlan(Plan):
         self._parts = list(parts)
         self._single = single
         self._steps = []
+        self._repeat = None
 
     def run(self, x: Any = None, positions: Any = None, *, wait_for: Sequence[pyopencl.Event] | None = None) -> Any:
         """Return the empty output."""

@@ -1,0 +1,194 @@
+"""A call like one before uses its launches: with the right addresses, and only where nothing else has changed."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clrope
+from clrope.emulation import emulate_rope
+from clrope.errors import ShapeError
+from clrope.operation import Rope
+from clrope.schedule import repeat
+
+CONFIG = clrope.RopeConfig("neox", n_dims=64)
+SHAPE = (2, 3, 4, 64)
+PLACES = np.array([1, 2, 3])
+
+
+@pytest.fixture
+def host(device: clrope.DeviceInfo) -> clrope.DeviceInfo:
+    """A device that works in NumPy's memory itself."""
+    if device.kind != "cpu":
+        pytest.skip("only a CPU works in NumPy's memory itself")
+    return device
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was planned anew."""
+    seen: list[Any] = []
+    plan = Rope._plan
+
+    def noted(self: Rope, x: Any, *rest: Any) -> Any:
+        seen.append(x)
+        return plan(self, x, *rest)
+
+    monkeypatch.setattr(Rope, "_plan", noted)
+    return seen
+
+
+def values(rng: np.random.Generator, shape: Any = SHAPE, dtype: Any = np.float32, shift: int = 0) -> Any:
+    """Numbers that begin `shift` bytes after a multiple of 64, in memory of their own."""
+    x = rng.uniform(-1, 1, shape).astype(dtype)
+    raw = np.full(x.nbytes + 64 + shift, 0xA5, np.uint8)
+    start = -raw.__array_interface__["data"][0] % 64 + shift
+    out = raw[start : start + x.nbytes].view(dtype).reshape(shape)
+    out[...] = x
+    return out
+
+
+@pytest.mark.parametrize("out", ["new", "given", "in place"])
+@pytest.mark.parametrize("mode", ["normal", "neox"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_other_arrays(
+    host: clrope.DeviceInfo, rng: np.random.Generator, planned: list[Any], out: str, mode: Any, dtype: Any
+) -> None:
+    config = clrope.RopeConfig(mode, n_dims=64)
+    op = clrope.Rope(config, host)
+    keep = []
+    for turn in range(6):
+        x = values(rng, dtype=dtype, shift=4096 * turn + 64 * turn)
+        want = emulate_rope(x, [5, 6, 7], config)
+        given = {"new": None, "given": values(rng, dtype=dtype, shift=64 * (7 - turn)), "in place": x}[out]
+        got = op(x, np.array([5, 6, 7]), out=given)
+        assert out == "new" or got is given
+        np.testing.assert_array_equal(got, want)
+        keep.append((x, got))
+    assert len(planned) == 1
+
+
+def test_several_tensors(host: clrope.DeviceInfo, rng: np.random.Generator, planned: list[Any]) -> None:
+    """q, k and v, of which two are alike and go into one launch, whatever their order."""
+    op = clrope.Rope(CONFIG, host)
+    for heads in ((8, 2, 8), (2, 8, 8), (8, 8, 2)):
+        del planned[:]
+        for _ in range(3):
+            x = tuple(values(rng, (1, 3, n, 64)) for n in heads)
+            for y, a in zip(op(x, 9), x, strict=True):
+                np.testing.assert_array_equal(y, emulate_rope(a, 9, CONFIG))
+        assert len(planned) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["alignment", "strides", "dtype", "shape", "forward", "layout", "place of the result", "positions", "their type"],
+)
+def test_another_kind_is_planned(
+    host: clrope.DeviceInfo, rng: np.random.Generator, planned: list[Any], change: str
+) -> None:
+    op = clrope.Rope(CONFIG, host)
+
+    def call(x: Any, positions: Any = PLACES, forward: bool = True, layout: str = "bsnd") -> Any:
+        got = op(x, positions, forward, layout=layout)
+        np.testing.assert_array_equal(got, emulate_rope(x, positions, CONFIG, forward, layout))
+        return got
+
+    x = values(rng)
+    for _ in range(2):
+        call(x)
+    assert len(planned) == 1
+    if change == "alignment":
+        call(values(rng, shift=4))
+    elif change == "strides":
+        call(values(rng, (3, 2, 4, 64)).transpose(1, 0, 2, 3))
+    elif change == "dtype":
+        call(values(rng, dtype=np.float16))
+    elif change == "shape":
+        call(values(rng, (1, 3, 4, 64)))
+    elif change == "forward":
+        call(x, forward=False)
+    elif change == "layout":
+        call(values(rng, (2, 4, 3, 64)), layout="bnsd")
+    elif change == "place of the result":
+        want = emulate_rope(x, [1, 2, 3], CONFIG)
+        np.testing.assert_array_equal(op(x, np.array([1, 2, 3]), out=x), want)
+    elif change == "positions":
+        call(x, np.array([1, 2, 4]))
+    else:
+        call(x, np.array([1, 2, 3], np.int32))
+    assert len(planned) == 2
+
+
+def test_what_is_refused_stays_refused(host: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    op = clrope.Rope(CONFIG, host)
+    block = values(rng, (2 * SHAPE[0], *SHAPE[1:]))
+    x, y = block[:2], block[2:]
+    for _ in range(2):
+        op(x, 3, out=y)
+    before = block.copy()
+    with pytest.raises(ShapeError, match="overlaps"):
+        op(block[:2], 3, out=block[1:3])
+    y.flags.writeable = False
+    with pytest.raises(ShapeError, match="read-only"):
+        op(x, 3, out=y)
+    np.testing.assert_array_equal(block, before)
+
+
+def test_tables_gone(host: clrope.DeviceInfo, rng: np.random.Generator, planned: list[Any]) -> None:
+    """A remembered call does not keep tables alive, and is planned anew when they are gone."""
+    op, x = clrope.Rope(CONFIG, host), values(rng)
+    for start in range(12):
+        op(x, np.arange(start, start + 3))
+        tables = next(iter(op._repeats._kinds.values()))._tables[0]
+        assert tables() is not None
+        if start == 0:
+            first = tables
+    gc.collect()
+    assert first() is None
+    del planned[:]
+    np.testing.assert_array_equal(op(x, np.arange(3)), emulate_rope(x, [0, 1, 2], CONFIG))
+    assert len(planned) == 1
+
+
+def test_arrays_and_kinds_are_let_go(
+    host: clrope.DeviceInfo, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeat, "_MOST_KINDS", 3)
+    op = clrope.Rope(CONFIG, host)
+    gone = []
+    for batch in (1, 2, 3, 4, 5, 5):
+        x = values(rng, (batch, 3, 4, 64))
+        y = op(x, 3)
+        gone += [weakref.ref(x), weakref.ref(y)]
+        del x, y
+    gc.collect()
+    assert [ref() is None for ref in gone] == [True] * len(gone)
+    assert len(op._repeats._kinds) == 3
+
+
+def test_many_threads(host: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    """One kind, several callers: each gets its own result, by the remembered launches or by others."""
+    op = clrope.Rope(CONFIG, host)
+    inputs = [values(rng) for _ in range(4)]
+    wanted = [emulate_rope(x, 3, CONFIG) for x in inputs]
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(60):
+            out = np.full(SHAPE, np.nan, np.float32)
+            op(inputs[number], 3, out=out)
+            if not np.array_equal(out, wanted[number]):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
