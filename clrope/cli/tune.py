@@ -159,9 +159,14 @@ def _ceiling_name(record: Record) -> str:
 
 
 def _rows(record: Record) -> list[list[str]]:
+    from ..program.outcome import TOLERANCE
+
     rows = []
-    # The fastest first, then what failed.
+    chosen = min((o.seconds or 0.0 for o in record.outcomes if o.outcome == "ok"), default=0.0)
+    tie = f"by less than {TOLERANCE[record.purpose.size] - 1:.0%} quicker: a tie, and the one above comes first"
+    # What was chosen first, then the fastest, then what failed.
     for o in sorted(record.outcomes, key=lambda o: (o.broken, o.outcome != "ok", o.seconds or 0.0)):
+        why = o.reason or (tie if not o.broken and o.seconds is not None and o.seconds < chosen else "")
         share = "-" if o.gbs is None or not record.ceiling_gbs else f"{o.gbs / record.ceiling_gbs:.2f}"
-        rows.append([o.outcome, "-" if o.gbs is None else f"{o.gbs:.3g}", share, str(o.variant), o.reason])
+        rows.append([o.outcome, "-" if o.gbs is None else f"{o.gbs:.3g}", share, str(o.variant), why])
     return rows
