@@ -74,11 +74,34 @@ def target_table(rows: Sequence[Row]) -> Table:
     """Return the judged targets."""
     return Table(
         "Targets",
-        ("claim", "device", "#limit", "#figure", "#by minima", "", "worst at"),
+        ("claim", "device", "#limit", "#figure", "#by minima", "#of mere moving", "", "worst at"),
         tuple(
-            (*_claim(row), _number(row.figure, row.unit), _number(row.of_minima, row.unit), row.verdict, row.at)
+            (
+                *_claim(row),
+                _number(row.figure, row.unit),
+                _number(row.of_minima, row.unit),
+                _number(row.bound, row.unit) if row.bound else "",
+                row.verdict,
+                row.at,
+            )
             for row in rows
         ),
+    )
+
+
+def summary_table(rows: Sequence[Row]) -> Table:
+    """Return the judged targets with a column a device; what is not met is bold, with the bound in brackets."""
+    devices = list(dict.fromkeys(row.device for row in rows))
+    claims: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        text = _number(row.figure, row.unit)
+        if row.met is False:
+            text = f"**{text}**" + (f" ({_number(row.bound, row.unit)})" if row.bound else "")
+        claims.setdefault((row.claim, row.limit), {})[row.device] = text
+    return Table(
+        "",
+        ("claim", "#wanted", *(f"#{device}" for device in devices)),
+        tuple((claim, limit, *(found.get(d, "") for d in devices)) for (claim, limit), found in claims.items()),
     )
 
 

@@ -135,6 +135,21 @@ class Record:
         top, rate = self.ceiling(device, statistic, name), self.rate(device, statistic)
         return None if top is None or rate is None else rate / (top["bytes"] / self.time(top, statistic))
 
+    def bound_against(self, peer: str, device: str, statistic: str = "median") -> float | None:
+        """Return how many times faster than a peer a mere copy of as many bytes is."""
+        found, top = self.entries("peer", peer), self.ceiling(device, statistic)
+        if not found or top is None:
+            return None
+        copied = float(top["bytes"]) / self.time(top, statistic)
+        return self.time(found[0], statistic) * copied / float(self.workload["bytes_moved"])
+
+    def windows_of_ceiling(self, device: str, statistic: str = "median") -> float | None:
+        """Return what scaling the rotated part of each row reaches of what scaling as many bytes in a row does."""
+        part, top = self.ceiling(device, statistic, "windows"), self.ceiling(device, statistic)
+        if part is None or top is None:
+            return None
+        return float(part["bytes"]) * self.time(top, statistic) / (self.time(part, statistic) * float(top["bytes"]))
+
     def against(self, peer: str, device: str, statistic: str = "median") -> float | None:
         """Return how many times faster than a peer."""
         found, taken = self.entries("peer", peer), self.own(device, statistic=statistic)

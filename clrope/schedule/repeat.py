@@ -161,8 +161,8 @@ def _describe(
             return None
         kinds.append(_kind_of(a))
         kinds.append("new" if b is None else "in place" if b is a else _kind_of(b))
-    if type(positions) is int:
-        places: Any = positions
+    if type(positions) is int or isinstance(positions, np.integer):
+        places: Any = "an offset"
     elif type(positions) is np.ndarray and positions.nbytes <= _MOST_POSITION_BYTES:
         places = positions.shape, positions.dtype
     else:

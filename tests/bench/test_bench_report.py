@@ -1,6 +1,7 @@
 """Judgements, tables and the figure, from results made up so that every figure is known."""
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -207,6 +208,23 @@ def test_files_of_single_devices_are_judged_together():
     whole = made_up()
     parts = [results.of_device(whole, label) for label in whole["devices"]]
     assert sorted(map(str, targets.judge(parts))) == sorted(map(str, targets.judge([whole])))
+
+
+def test_summary_has_a_column_a_device():
+    table = report.summary_table(targets.judge([made_up()]))
+    assert table.columns[2:] == ("#pocl", "#intel")
+    cells = {row[0]: row[2:] for row in table.rows}
+    assert cells["first call in a new process"] == ("**0.60 s**", "0.60 s")
+    peers = [cells[claim] for claim in cells if "faster than" in claim]
+    assert peers
+    assert all(sum(cell != "" for cell in row) == 1 for row in peers)
+
+
+def test_documented_table_is_that_of_the_kept_results():
+    root = Path(__file__).parents[2]
+    kept = [results.read(path) for path in sorted(root.glob("bench/results/*/*.json"))]
+    text = (root / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert report.summary_table(targets.judge(kept)).markdown() in text, "python bench/targets.py --write"
 
 
 def test_record():

@@ -125,6 +125,15 @@ def test_another_kind_is_planned(
     assert len(planned) == 2
 
 
+def test_an_offset_of_another_value(host: clrope.DeviceInfo, rng: np.random.Generator, planned: list[Any]) -> None:
+    """Of one kind, but planned anew: a decoder's layers share what its next step replaces."""
+    op, x = clrope.Rope(CONFIG, host), values(rng)
+    for offset in (4, 4, np.int64(4), 5, 5):
+        np.testing.assert_array_equal(op(x, offset), emulate_rope(x, int(offset), CONFIG))
+    assert len(planned) == 2
+    assert len(op._repeats._kinds) == 1
+
+
 def test_what_is_refused_stays_refused(host: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     op = clrope.Rope(CONFIG, host)
     block = values(rng, (2 * SHAPE[0], *SHAPE[1:]))
