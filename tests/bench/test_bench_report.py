@@ -105,7 +105,10 @@ def test_partial_rotations_are_judged_by_parts_of_rows_too():
             w["entries"].append(entry("ceiling", "windows", moved / 100.0, moved, "pocl"))
     found = {row.device: row for row in rows(result, "partial 20 of 80, in place, of scaling the same parts")}
     assert found["pocl"].figure == pytest.approx(0.48, rel=1e-3)
+    assert found["pocl"].bound is None
     assert not found["pocl"].met
+    beside = {row.device: row.bound for row in rows(result, "partial 20 of 80, in place, of the ceiling")}
+    assert beside == {"pocl": pytest.approx(100 / CEILING, rel=1e-3), "intel": None}
     assert found["intel"].met is None
     # That it is fast does not make it the ceiling of others.
     assert rows(result, "partial 20 of 80, in place, of the ceiling")[0].figure == pytest.approx(0.96, rel=1e-3)
@@ -148,7 +151,7 @@ def test_the_worse_pairing_counts():
 
 def test_latency_and_host_and_processes():
     result = made_up()
-    assert [row.figure for row in rows(result, "decode")] == [pytest.approx(1.2)] * 2
+    assert [row.figure for row in rows(result, "decode of ")] == [pytest.approx(1.2)] * 4
     assert [row.met for row in rows(result, "result array given")] == [True, True]
     assert [row.met for row in rows(result, "new result array")] == [False, False]
     assert [(row.device, row.met) for row in rows(result, "first call")] == [("pocl", False), ("intel", True)]
@@ -213,11 +216,17 @@ def test_files_of_single_devices_are_judged_together():
 def test_summary_has_a_column_a_device():
     table = report.summary_table(targets.judge([made_up()]))
     assert table.columns[2:] == ("#pocl", "#intel")
-    cells = {row[0]: row[2:] for row in table.rows}
-    assert cells["first call in a new process"] == ("**0.60 s**", "0.60 s")
-    peers = [cells[claim] for claim in cells if "faster than" in claim]
-    assert peers
+    calls = [row[1:] for row in table.rows if row[0] == "first call in a new process"]
+    assert calls == [("≤ 0.5", "**0.60 s**", ""), ("≤ 1", "", "0.60 s")]
+    peers = [row[2:] for row in table.rows if "faster than" in row[0]]
+    assert len(peers) == len(targets.PEER_TARGETS)
     assert all(sum(cell != "" for cell in row) == 1 for row in peers)
+
+
+def test_what_mere_moving_has_stands_beside():
+    result = made_up()
+    (row,) = rows(result, "f32 neox, faster than ggml")
+    assert row.bound == pytest.approx(row.figure * CEILING / OWN[row.device], rel=1e-2)
 
 
 def test_documented_table_is_that_of_the_kept_results():
