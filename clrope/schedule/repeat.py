@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: Kinds of call that a `Repeats` keeps, and bytes of positions up to which it does.
 _MOST_KINDS = 16
-_MOST_POSITION_BYTES = 1 << 20
+_MOST_POSITION_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
