@@ -23,8 +23,10 @@ def main() -> int:
     met = f"met: {sum(row.met is True for row in rows)} of {len(rows)}"
     print(met)
     if given.write:
-        before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
-        after = rest.partition(END)[2]
+        before, begin, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
+        _, end, after = rest.partition(END)
+        if not (begin and end):
+            raise SystemExit(f"{DOCUMENT}: no place for the table between {BEGIN.strip()} and {END.strip()}")
         table = report.summary_table(rows).markdown()
         note = f"{met.capitalize()} rows; bold is what is not, in brackets what mere moving of the bytes has there."
         DOCUMENT.write_text(f"{before}{BEGIN}{table}\n{note}\n{END}{after}", encoding="utf-8")

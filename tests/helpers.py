@@ -156,6 +156,14 @@ def fill(x: np.ndarray, rng: np.random.Generator, values: str = "uniform") -> No
         x[...] = bits.reshape(x.shape)
 
 
+def aligned_memory(count: int, dtype: Any, shift: int = 0) -> np.ndarray:
+    """Return poisoned elements that begin `shift` elements after an address that 64 divides."""
+    dtype = np.dtype(dtype)
+    raw = np.full((count + shift) * dtype.itemsize + 64, POISON, np.uint8)
+    start = -raw.__array_interface__["data"][0] % 64 + shift * dtype.itemsize
+    return raw[start : start + count * dtype.itemsize].view(dtype)
+
+
 def bits(array: np.ndarray) -> np.ndarray:
     return array.view(np.dtype(f"u{array.dtype.itemsize}"))
 

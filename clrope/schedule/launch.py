@@ -31,10 +31,10 @@ def _take(pool: deque[Any], program: pyopencl.Program, name: str) -> Any:
         return cl.Kernel(program, name)
 
 
-def _set(kernel: pyopencl.Kernel, arguments: Sequence[Any]) -> None:
+def _set(kernel: pyopencl.Kernel, arguments: Sequence[Any], first: int = 0) -> None:
     # The public way tries what a number might be, 6 us each; telling it the types before costs more than all else.
     set_number = getattr(kernel, "_set_arg_buf", kernel.set_arg)
-    for number, argument in enumerate(arguments):
+    for number, argument in enumerate(arguments, first):
         if isinstance(argument, np.generic):
             set_number(number, argument)
         else:
@@ -75,12 +75,9 @@ class Launch:
         """Keep no buffer alive: whoever enqueues it from now on sees to that, and that the arguments are set."""
         self.arguments = ()
 
-    def rebind(self, number: int, argument: Any) -> None:
-        """Set one argument for the next call, of the same kind as it was."""
-        if isinstance(argument, np.generic):
-            getattr(self.kernel, "_set_arg_buf", self.kernel.set_arg)(number, argument)
-        else:
-            self.kernel.set_arg(number, argument)
+    def rebind(self, number: int, buffer: pyopencl.Buffer, offset: np.int64) -> None:
+        """Set a buffer's argument and the one behind it, its offset in elements, for the next call."""
+        _set(self.kernel, (buffer, offset), number)
 
     def enqueue(self, queue: pyopencl.CommandQueue, wait_for: Sequence[Any] | None = None) -> pyopencl.Event:
         """Put the call on the queue and return its event."""

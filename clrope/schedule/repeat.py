@@ -85,8 +85,7 @@ class _Kind:
             buffers.append(buffer)
             offset = np.int64((address - low) // memory.itemsize)
             for number, argument in memory.arguments:
-                self._launches[number].rebind(argument, buffer)
-                self._launches[number].rebind(argument + 1, offset)
+                self._launches[number].rebind(argument, buffer, offset)
         for launch in self._launches:
             launch.enqueue(self._queue)
         self._queue.finish()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers import POISON, aligned_memory
 
 import clrope
 from clrope import RopeConfig
@@ -18,15 +20,6 @@ from clrope.program.outcome import Purpose
 from clrope.program.variants import Variant
 
 FAST = Variant(width=8, access="clang", prepared=True, store="nontemporal")
-POISON = 0xA5
-
-
-def memory(count: int, dtype: Any, shift: int) -> Any:
-    """Poisoned elements that begin `shift` elements after an address that 64 divides."""
-    dtype = np.dtype(dtype)
-    raw = np.full(count * dtype.itemsize + 64 + shift * dtype.itemsize, POISON, np.uint8)
-    start = -raw.__array_interface__["data"][0] % 64 + shift * dtype.itemsize
-    return raw[start : start + count * dtype.itemsize].view(dtype)
 
 
 def rotated(device: clrope.DeviceInfo, x: Any, out: Any, config: RopeConfig, variant: Variant | None) -> list[Variant]:
@@ -49,7 +42,7 @@ def test_host_memory(device: clrope.DeviceInfo, rng: np.random.Generator, mode: 
     shape = (5, 2, 128)
     x = rng.standard_normal(shape).astype(DTYPES[dtype])
     for shift in (0, 1, 2, 4):
-        out = memory(x.size, x.dtype, shift).reshape(shape)
+        out = aligned_memory(x.size, x.dtype, shift).reshape(shape)
         (variant,) = rotated(device, x, out, RopeConfig(mode, 128), FAST)
         aligned = shift * x.dtype.itemsize % FAST.store_bytes(dtype, mode) == 0
         odd = dtype == "bf16" and shift == 1
@@ -66,13 +59,13 @@ def test_defaults_of_both_sizes(
         pytest.skip("no fp64")
     for tokens in (2, (1 << 20) // (4 * 128 * DTYPES[dtype].itemsize)):
         x = rng.standard_normal((tokens, 4, 128)).astype(DTYPES[dtype])
-        out = x if in_place else memory(x.size, x.dtype, 1).reshape(x.shape)
+        out = x if in_place else aligned_memory(x.size, x.dtype, 1).reshape(x.shape)
         (variant,) = rotated(device, x, out, RopeConfig(mode, 128), None)
         purpose = Purpose(dtype, mode, in_place, "small" if tokens == 2 else "large")
         streams = default_for(device, purpose).store == "nontemporal"
         assert variant.store == ("staged" if streams else "plain")
         if not in_place:
-            out = memory(x.size, x.dtype, 0).reshape(x.shape)
+            out = aligned_memory(x.size, x.dtype, 0).reshape(x.shape)
             rotated(device, x, out, RopeConfig(mode, 128), None)
 
 
@@ -115,7 +108,7 @@ def test_full_tables(device: clrope.DeviceInfo, rng: np.random.Generator, mode: 
 def test_heads_per_item(device: clrope.DeviceInfo, rng: np.random.Generator, mode: Any) -> None:
     x = rng.standard_normal((5, 7, 64)).astype(np.float32)
     for heads in (1, 2, 3, 7, 8, 1 << 16):
-        out = memory(x.size, x.dtype, 0).reshape(x.shape)
+        out = aligned_memory(x.size, x.dtype, 0).reshape(x.shape)
         variant = Variant(width=4, heads_per_item=heads)
         assert rotated(device, x, out, RopeConfig(mode, 64), variant) == [variant]
 
@@ -129,7 +122,7 @@ def test_every_candidate_gives_the_same(device: clrope.DeviceInfo, rng: np.rando
     for mode in ("normal", "neox"):
         for variant in candidates("cpu", "f32", mode):
             if variant.kernel == "rows" and variant.store_bytes("f32", mode) <= 4 * most:
-                out = memory(x.size, x.dtype, 0).reshape(x.shape)
+                out = aligned_memory(x.size, x.dtype, 0).reshape(x.shape)
                 rotated(device, x, out, RopeConfig(mode, 96), variant)
 
 
@@ -206,7 +199,9 @@ def test_tiled(device: clrope.DeviceInfo, rng: np.random.Generator, mode: Any, d
         for width, heads in ((1, 0), (4, 3), (8, 1), (4, 11)):
             variant = Variant("tiled", width=width, heads_per_item=heads)
             kept = gaps.copy()
-            target = kept[..., :64] if x.strides == gaps.strides else memory(x.size, x.dtype, 1).reshape(x.shape)
+            target = (
+                kept[..., :64] if x.strides == gaps.strides else aligned_memory(x.size, x.dtype, 1).reshape(x.shape)
+            )
             plan = clrope.Rope(config, device, variant=variant).plan(x, 5, out=target)
             assert plan.variants == [variant]
             plan.run()
@@ -278,3 +273,31 @@ def test_q_and_k_on_the_device_share_an_event(device: clrope.DeviceInfo, rng: np
         for x, y in zip((q, k), results, strict=True):
             want = emulate_rope(x.get(), 5, RopeConfig("normal", 64))
             np.testing.assert_array_equal(y.get().view(np.uint32), want.view(np.uint32))
+
+
+@pytest.mark.parametrize("store", ["plain", "nontemporal", "staged"])
+@pytest.mark.parametrize("n_offs", [0, 32])
+@pytest.mark.parametrize("mode", ["normal", "neox"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rest_of_a_head(
+    device: clrope.DeviceInfo, rng: np.random.Generator, mode: Any, dtype: str, n_offs: int, store: Any
+) -> None:
+    """What is not rotated is copied to its last element, and nothing behind it is written."""
+    if device.kind != "cpu":
+        pytest.skip("stores past the cache are spelled for CPUs")
+    if dtype == "f64" and not device.fp64:
+        pytest.skip("no fp64")
+    widths = [8, 16] if device.native_widths.float >= 16 else [8]
+    for width, head_dim in itertools.product(widths, (256, 200, 161, 160)):
+        width //= 2 if dtype == "f64" else 1
+        variant = Variant(width=width, access="clang", prepared=True, store=store, prefetch=4096)
+        # Heads begin at whole lines, and need not end at one.
+        shape, room = (1, 5, 2, head_dim), (1, 5, 2, 256)
+        source, whole = (aligned_memory(int(np.prod(room)), DTYPES[dtype], 0).reshape(room) for _ in range(2))
+        x = source[..., :head_dim]
+        x[...] = rng.standard_normal(shape).astype(DTYPES[dtype])
+        (used,) = rotated(device, x, whole[..., :head_dim], RopeConfig(mode, 128, n_offs=n_offs), variant)
+        assert used.prepared
+        if store == "nontemporal":
+            assert used.store == "nontemporal"
+        assert (np.ascontiguousarray(whole[..., head_dim:]).view(np.uint8) == POISON).all()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import aligned_memory
 
 import clrope
 from clrope.emulation import emulate_rope
@@ -19,14 +20,6 @@ from clrope.program.variants import STRIDED, Variant
 
 CONFIG = clrope.RopeConfig("neox", n_dims=64)
 SHAPE = (3, 2, 4, 64)
-
-
-def aligned(shift: int) -> Any:
-    """Zeros that begin `shift` elements after an address that 64 divides."""
-    count = int(np.prod(SHAPE))
-    raw = np.zeros(4 * (count + shift) + 64, np.uint8)
-    start = -raw.__array_interface__["data"][0] % 64 + 4 * shift
-    return raw[start : start + 4 * count].view(np.float32).reshape(SHAPE)
 
 
 def values(rng: np.random.Generator) -> Any:
@@ -86,7 +79,7 @@ def test_address_decides_anew(device: clrope.DeviceInfo, rng: np.random.Generato
     x = values(rng)
     want = emulate_rope(x, 3, CONFIG)
     for shift, store in ((0, "nontemporal"), (1, "staged"), (16, "nontemporal"), (4, "staged"), (0, "nontemporal")):
-        out = aligned(shift)
+        out = aligned_memory(x.size, x.dtype, shift).reshape(SHAPE)
         plan = op.plan(x, 3, out=out)
         assert [v.store for v in plan.variants] == [store]
         np.testing.assert_array_equal(plan.run(), want)
