@@ -292,10 +292,11 @@ def test_rest_of_a_head(
         width //= 2 if dtype == "f64" else 1
         variant = Variant(width=width, access="clang", prepared=True, store=store, prefetch=4096)
         # Heads begin at whole lines, and need not end at one.
-        shape, room = (1, 5, 2, head_dim), (1, 5, 2, 256)
+        room = (1, 5, 2, 256)
         source, whole = (aligned_memory(int(np.prod(room)), DTYPES[dtype], 0).reshape(room) for _ in range(2))
+        # Numbers behind each head, too, which would be seen where poison has to stay.
+        source[...] = rng.standard_normal(room).astype(DTYPES[dtype])
         x = source[..., :head_dim]
-        x[...] = rng.standard_normal(shape).astype(DTYPES[dtype])
         (used,) = rotated(device, x, whole[..., :head_dim], RopeConfig(mode, 128, n_offs=n_offs), variant)
         assert used.prepared
         if store == "nontemporal":
