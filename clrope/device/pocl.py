@@ -68,11 +68,7 @@ class Decision:
 
 def may_need_repair(device: pyopencl.Device) -> bool:
     """Whether this is exactly the PoCL, in exactly the state, that the repair is for."""
-    platform = device.platform
-    if platform.name.strip(" \0") != PLATFORM:
-        return False
-    version = platform.version
-    if not (re.search(r"\bPoCL 3\.0(-rc\d+)?\s", version) and re.search(r"\bLLVM 14\.", version)):
+    if not _is_pocl_3_0(device.platform):
         return False
     said = device.version.rstrip(" \0").endswith(f"{TRIPLE}-{UNKNOWN}") or bool(os.environ.get(SIMULATE_VARIABLE))
     return said and _find(device, UNKNOWN) is not None
@@ -100,12 +96,18 @@ def simulate(devices: Iterable[pyopencl.Device]) -> None:
     if not os.environ.get(SIMULATE_VARIABLE):
         return
     for device in devices:
-        if device.platform.name.strip(" \0") != PLATFORM:
-            continue
+        if not _is_pocl_3_0(device.platform):
+            continue  # a distribution's newer PoCL beside it
         found = _locate(device)
         known = device.version.rstrip(" \0").rpartition("-gnu-")[2]
         if found and procmem.read_text(found[1]) == known:
             _point(found[0], UNKNOWN)
+
+
+def _is_pocl_3_0(platform: pyopencl.Platform) -> bool:
+    version = platform.version
+    right = re.search(r"\bPoCL 3\.0(-rc\d+)?\s", version) and re.search(r"\bLLVM 14\.", version)
+    return platform.name.strip(" \0") == PLATFORM and bool(right)
 
 
 def _find(device: pyopencl.Device, cpu: str) -> int | None:
