@@ -82,7 +82,7 @@ class Ceilings:
         self.notes: dict[str, str] = {}
 
     def contenders(self, sets: DeviceSets) -> tuple[list[Contender], list[dict[str, Any]]]:
-        """Return what fits the workload of the sets, three ways to copy or scaling in place; and failures."""
+        """Return what fits the workload of the sets, on their queue: to copy or to scale in place; and failures."""
         workload = sets.inputs.workload
         copies, failures = [] if workload.in_place else [self._driver_copy(sets)], []
         names: tuple[Name, ...] = ("copy", "stream")
@@ -97,7 +97,7 @@ class Ceilings:
     def _driver_copy(self, sets: DeviceSets) -> Contender:
         import pyopencl as cl
 
-        queue, size = self._queue, sets.inputs.block.size
+        queue, size = sets.queue, sets.inputs.block.size
 
         def call(i: int) -> Any:
             event = cl.enqueue_copy(queue, sets.y_blocks[i], sets.x_blocks[i], byte_count=size)
@@ -152,7 +152,7 @@ class Ceilings:
         each = max(1, spelling.chunk // unit)
         items = -(-units // each)
         local = (spelling.local,) if spelling.local is not None and items % spelling.local == 0 else None
-        queue, program = self._queue, self._program(options)
+        queue, program = sets.queue, self._program(options)
         numbers = [np.uint64(units), np.uint64(each)]
         kernels = []
         for x, y in zip(sets.x_blocks, sets.y_blocks, strict=True):

@@ -42,8 +42,8 @@ def tables(results: Sequence[dict[str, Any]]) -> list[Table]:
     latency = [r for r in known if r.workload["latency"]]
     if latency:
         rows = tuple(row for r in latency for row in _latency_rows(r, peers))
-        columns = ("workload", "device", "#plan.run µs", "#event µs", "#raw launch µs", "#of it", "#NumPy µs",
-                   *(f"#{p} µs" for p in peers), "#N")  # fmt: skip
+        columns = ("workload", "device", "#plan.run µs", "#event µs", "#raw launch µs", "#of it", "#copy µs",
+                   "#NumPy µs", *(f"#{p} µs" for p in peers), "#N")  # fmt: skip
         out.append(Table("Time of a call", columns, rows))
     hosts = [r for r in speed if any(e["name"].startswith("numpy") for e in r.entries("clrope"))]
     if hosts:
@@ -147,10 +147,11 @@ def _latency_rows(record: Record, peers: Sequence[str]) -> list[tuple[str, ...]]
     for device in record.devices:
         own = record.entries("clrope", "arrays", device)
         run, raw = micro(own), micro(record.entries("launch", "raw launch", device))
+        top = record.ceiling(device)
         rows.append(
             (record.name, device, _number(run), _number(micro(own, "event")), _number(raw),
-             _number(run / raw if run and raw else None),
-             _number(micro(record.entries("clrope", "numpy plan.run", device))),
+             _number(record.launches(device)),
+             _number(micro([top] if top else [])), _number(micro(record.entries("clrope", "numpy plan.run", device))),
              *(_number(micro(record.entries("peer", p))) for p in peers), str(own[0]["wall"]["n"]))
         )  # fmt: skip
     return rows

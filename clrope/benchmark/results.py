@@ -81,7 +81,7 @@ class Record:
     """One workload of one result file, with the questions that reports ask.
 
     Times are nanoseconds of a call by the statistic asked for ('median', 'min', ...): event times on GPUs, whose calls
-    take less than a launch, wall times elsewhere.
+    take less than a launch, wall times elsewhere and where it is the time of a call that counts.
     """
 
     def __init__(self, result: dict[str, Any], workload: dict[str, Any]) -> None:
@@ -104,7 +104,9 @@ class Record:
         ]  # fmt: skip
 
     def _basis(self, device: str | None) -> str:
-        return "event" if device is not None and self.result["devices"][device]["kind"] == "gpu" else "wall"
+        if device is None or self.workload["latency"]:
+            return "wall"
+        return "event" if self.result["devices"][device]["kind"] == "gpu" else "wall"
 
     def time(self, entry: dict[str, Any], statistic: str = "median") -> float:
         """Return nanoseconds of a call."""
@@ -142,6 +144,16 @@ class Record:
             return None
         copied = float(top["bytes"]) / self.time(top, statistic)
         return self.time(found[0], statistic) * copied / float(self.workload["bytes_moved"])
+
+    def launches(self, device: str, statistic: str = "median") -> float | None:
+        """Return how many raw launches of an empty kernel this package's call takes."""
+        raw, taken = self.entries("launch", "raw launch", device), self.own(device, statistic=statistic)
+        return taken / self.time(raw[0], statistic) if raw and taken else None
+
+    def bound_of_launches(self, device: str, statistic: str = "median") -> float | None:
+        """Return how many raw launches the quickest copy of as many bytes takes."""
+        raw, top = self.entries("launch", "raw launch", device), self.ceiling(device, statistic)
+        return self.time(top, statistic) / self.time(raw[0], statistic) if raw and top else None
 
     def windows_of_ceiling(self, device: str, statistic: str = "median") -> float | None:
         """Return what scaling the rotated part of each row reaches of what scaling as many bytes in a row does."""

@@ -203,11 +203,10 @@ def _device_side(gathering: _Gathering, bench: Bench, inputs: Inputs, judge: Jud
         if workload.latency:
             for made in bench.ceilings.launches(bench.plain):
                 gathering.take(made)
-        else:
-            made_here, failed = bench.ceilings.contenders(sets)
-            gathering.failures += failed
-            for made in made_here:
-                gathering.take(made, sets)
+        made_here, failed = bench.ceilings.contenders(sets)
+        gathering.failures += failed
+        for made in made_here:
+            gathering.take(made, sets)
     except (RopeError, cl.Error) as error:
         gathering.failures.append(failure("clrope", "arrays", "error", _line(error), label))
 

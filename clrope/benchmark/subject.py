@@ -35,6 +35,8 @@ def _plans(op: Rope, x: Sequence[Sequence[Any]], y: Sequence[Sequence[Any]], wor
     # The first run makes tables and binds a kernel. With many sets it would otherwise be what is timed.
     for plan in plans:
         plan.run()
+        # Nothing may still be under way when the same memory is then used from another queue.
+        plan.queue.finish()
     return plans
 
 

@@ -176,11 +176,11 @@ def _against(chosen: Iterable[Record], peer: str, device: str) -> list[_Found]:
 
 
 def _launches(decode: Iterable[Record], device: str) -> list[_Found]:
-    def ratio(record: Record, statistic: str) -> float | None:
-        raw = record.entries("launch", "raw launch", device)
-        return _quotient(record.own(device, "arrays", statistic), record.time(raw[0], statistic) if raw else None)
-
-    return _found(decode, ratio)
+    return _found(
+        decode,
+        lambda record, statistic: record.launches(device, statistic),
+        lambda record: record.bound_of_launches(device),
+    )
 
 
 def _hosts(chosen: Iterable[Record], device: str, name: str) -> list[_Found]:

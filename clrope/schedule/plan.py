@@ -84,6 +84,21 @@ class _Step:
         return (self.part,) if self.second is None else (self.part, self.second.part)
 
 
+@dataclass(frozen=True)
+class Binding:
+    """Launches that do all there is to a run, and what they are bound to.
+
+    tables: where they have their cos and sin from. inputs, outputs: the arrays, each with its buffer, in the order of
+    the call; in place both are the same ones.
+    """
+
+    queue: pyopencl.CommandQueue
+    launches: Sequence[Launch]
+    tables: Sequence[Tables | Phases]
+    inputs: Sequence[tuple[Operand, Any]]
+    outputs: Sequence[tuple[Operand, Any]]
+
+
 class Plan:
     """A checked and bound call. Made by `Rope.plan`; `run()` does the work and returns the result.
 
@@ -137,25 +152,20 @@ class Plan:
         """Number of rotation launches of one run."""
         return len(self._steps)
 
-    @property
-    def repeatable(self) -> list[Launch] | None:
-        """The launches, if running them again is all there is to a further run; None before the first."""
-        return self._repeat
+    def binding(self) -> Binding | None:
+        """Return what the launches are bound to, for others to run them with.
 
-    @property
-    def tables(self) -> list[Tables | Phases]:
-        """Where the launches so far have their cos and sin from."""
-        return [step.tables for step in self._steps if step.tables is not None]
-
-    @property
-    def placed(self) -> list[tuple[Part, Any, Any]] | None:
-        """The parts with the buffers of input and output; None if one is rotated in several chunks, or not at all."""
-        steps = {id(s.part): s for step in self._steps for s in (step, step.second) if s is not None}
-        if len(steps) != len(self._parts) or any(id(part) not in steps for part in self._parts):
+        None before the first run; if a further run is more than running them again; if an array is cut into chunks.
+        """
+        steps = [s for step in self._steps for s in (step, step.second) if s is not None]
+        of_part = {id(step.part): step for step in steps}
+        if self._repeat is None or not len(steps) == len(of_part) == len(self._parts):
             return None
-        if sum(len(step.parts) for step in self._steps) != len(steps):
-            return None
-        return [(part, steps[id(part)].x[0], steps[id(part)].y[0]) for part in self._parts]
+        placed = [(part, of_part[id(part)]) for part in self._parts]
+        inputs = [(part.x, step.x[0]) for part, step in placed]
+        outputs = [(part.out, step.y[0]) for part, step in placed]
+        tables = [step.tables for step in self._steps if step.tables is not None]
+        return Binding(self.queue, self._repeat, tables, inputs, outputs)
 
     @property
     def out(self) -> Any:

@@ -22,11 +22,10 @@ import numpy.typing as npt
 from ..host_memory import empty
 from ..program import tuning
 from ..program.variants import BUFFER_ALIGNMENT
-from .launch import Launch
 from .memory import PAGE
 
 if TYPE_CHECKING:
-    from .plan import Plan
+    from .plan import Binding, Plan
 
 #: Kinds of call that a `Repeats` keeps, and bytes of positions up to which it does.
 _MOST_KINDS = 16
@@ -51,13 +50,13 @@ class _Memory:
 class _Kind:
     """The launches of one kind of call, for one caller at a time."""
 
-    def __init__(self, plan: Plan, launches: Sequence[Launch], memories: Sequence[_Memory], positions: Any) -> None:
+    def __init__(self, bound: Binding, memories: Sequence[_Memory], positions: Any) -> None:
         self.lock = threading.Lock()
-        self._context, self._queue = plan.queue.context, plan.queue
-        self._launches = list(launches)
+        self._context, self._queue = bound.queue.context, bound.queue
+        self._launches = list(bound.launches)
         self._memories = list(memories)
         # Weakly, and so the launches too: tables that gave way to others shall not be kept by this.
-        self._tables = [weakref.ref(tables) for tables in plan.tables]
+        self._tables = [weakref.ref(tables) for tables in bound.tables]
         for launch in self._launches:
             launch.forget_arguments()
         self._positions = positions.copy() if isinstance(positions, np.ndarray) else positions
@@ -125,14 +124,14 @@ class Repeats:
     def remember(self, plan: Plan, x: Any, positions: Any, forward: bool, out: Any, layout: str) -> None:
         """Keep the launches of a call that has been made, which its plan must not use any more."""
         described = _describe(x, positions, forward, out, layout)
-        launches = plan.repeatable
-        if described is None or launches is None:
+        bound = plan.binding()
+        if described is None or bound is None:
             return
-        memories = _memories(plan, launches)
+        memories = _memories(bound)
         if memories is None:
             return
         with self._lock:
-            self._kinds[described[0]] = _Kind(plan, launches, memories, positions)
+            self._kinds[described[0]] = _Kind(bound, memories, positions)
             self._kinds.move_to_end(described[0])
             while len(self._kinds) > _MOST_KINDS:
                 self._kinds.popitem(last=False)
@@ -179,23 +178,23 @@ def _address(a: npt.NDArray[Any]) -> int:
     return address
 
 
-def _memories(plan: Plan, launches: Sequence[Launch]) -> list[_Memory] | None:
+def _memories(bound: Binding) -> list[_Memory] | None:
     """Return what the launches need of inputs, then of outputs; None if not each array is one buffer of its own."""
-    placed = plan.placed
-    if placed is None or any(o.kind != "numpy" for part, _, _ in placed for o in (part.x, part.out)):
+    inputs = {id(operand) for operand, _ in bound.inputs}
+    sides = [*bound.inputs, *(side for side in bound.outputs if id(side[0]) not in inputs)]
+    if any(operand.kind != "numpy" for operand, _ in sides):
         return None
-    sides = [(part.x, x) for part, x, _ in placed] + [(part.out, y) for part, _, y in placed if part.out is not part.x]
     buffers = [buffer for _, buffer in sides]
     if any(a is b for i, a in enumerate(buffers) for b in buffers[:i]):
         return None
-    written = {id(part.out) for part, _, _ in placed}
+    written = {id(operand) for operand, _ in bound.outputs}
     memories = []
     for operand, buffer in sides:
         view = operand.view
         first, last = (place * view.itemsize for place in view.span)
         arguments = tuple(
             (number, argument)
-            for number, launch in enumerate(launches)
+            for number, launch in enumerate(bound.launches)
             for argument, value in enumerate(launch.arguments)
             if value is buffer
         )

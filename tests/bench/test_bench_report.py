@@ -34,11 +34,10 @@ def record(workload, own=OWN, peers=PEERS):
         entries.append(entry("clrope", "arrays", ns, moved, device, nmse=1e-15, variants=[{}], launches=1))
         if workload.latency:
             entries.append(entry("launch", "raw launch", 5000.0, 0, device))
-        else:
-            copied = 2 * workload.tensor_bytes
-            name = "scale" if workload.in_place else "copy"
-            entries.append(entry("ceiling", name, copied / CEILING, copied, device, spelling=f"{name} vector8 4 KiB"))
-            entries.append(entry("ceiling", f"slow {name}", 2 * copied / CEILING, copied, device))
+        copied = 2 * workload.tensor_bytes
+        name = "scale" if workload.in_place else "copy"
+        entries.append(entry("ceiling", name, copied / CEILING, copied, device, spelling=f"{name} vector8 4 KiB"))
+        entries.append(entry("ceiling", f"slow {name}", 2 * copied / CEILING, copied, device))
         if workload.host:
             entries += [
                 entry("clrope", "numpy out=", 1.05 * ns, moved, device),
@@ -151,7 +150,11 @@ def test_the_worse_pairing_counts():
 
 def test_latency_and_host_and_processes():
     result = made_up()
-    assert [row.figure for row in rows(result, "decode of ")] == [pytest.approx(1.2)] * 4
+    decode = rows(result, "decode of ")
+    assert [row.figure for row in decode] == [pytest.approx(1.2)] * 4
+    copied = [next(w for w in WORKLOADS if w.family == family).bytes_moved for family in ("decode-1", "decode-64")]
+    # The first of equally bad ones is the one in float32.
+    assert [row.bound for row in decode] == [pytest.approx(n / CEILING / 5000, rel=1e-3) for n in copied for _ in "12"]
     assert [row.met for row in rows(result, "result array given")] == [True, True]
     assert [row.met for row in rows(result, "new result array")] == [False, False]
     assert [(row.device, row.met) for row in rows(result, "first call")] == [("pocl", False), ("intel", True)]
@@ -188,6 +191,8 @@ def test_gpus_are_judged_by_event_times():
             if e.get("device") == "pocl":
                 e["event"] = times(e["wall"]["median"] / 10)
                 e["wall"] = times(10**9)
+    # The time of a call is waited for there, too.
+    assert [row.figure for row in rows(result, "decode of") if row.device == "pocl"] == [1.0, 1.0]
     (row,) = rows(result, "GPU")
     assert row.device == "pocl"
     assert row.figure == pytest.approx(48 / 50, rel=1e-3)
