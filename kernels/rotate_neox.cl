@@ -30,6 +30,8 @@
   }
 #define ROTATE_PREPARED(x, y)                                                                                          \
   UNROLL for (int i = 0; i < ROUNDED; i += STEP) {                                                                     \
+    AHEAD(x, i)                                                                                                        \
+    AHEAD((x) + PAIRS, i)                                                                                              \
     const VEC(uint, W) a = VLOAD(W, uint, (__global const uint *)((x) + i));                                           \
     const VEC(uint, W) b = VLOAD(W, uint, (__global const uint *)((x) + PAIRS + i));                                   \
     const VEC(float, W) c0 = PREPARED(c, i), c1 = PREPARED(c, i + W);                                                  \
@@ -43,6 +45,8 @@
 #define PREPARE PREPARE_IN_ORDER
 #define ROTATE_PREPARED(x, y)                                                                                          \
   UNROLL for (int i = 0; i < ROUNDED; i += STEP) {                                                                     \
+    AHEAD(x, i)                                                                                                        \
+    AHEAD((x) + PAIRS, i)                                                                                              \
     const VEC(REAL, W) a0 = LOAD(W, (x) + i), b0 = LOAD(W, (x) + PAIRS + i);                                           \
     const VEC(REAL, W) a1 = LOAD(W, (x) + i + W), b1 = LOAD(W, (x) + PAIRS + i + W);                                   \
     const VEC(REAL, W) c0 = PREPARED(c, i), s0 = PREPARED(s, i);                                                       \
@@ -55,6 +59,8 @@
 #define PREPARE PREPARE_IN_ORDER
 #define ROTATE_PREPARED(x, y)                                                                                          \
   UNROLL for (int i = 0; i < ROUNDED; i += STEP) {                                                                     \
+    AHEAD(x, i)                                                                                                        \
+    AHEAD((x) + PAIRS, i)                                                                                              \
     const VEC(REAL, W) a = LOAD(W, (x) + i), b = LOAD(W, (x) + PAIRS + i);                                             \
     const VEC(REAL, W) cs = PREPARED(c, i), sn = PREPARED(s, i);                                                       \
     STORE(W, a * cs - b * sn, (y) + i);                                                                                \

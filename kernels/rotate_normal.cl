@@ -34,6 +34,7 @@
 #define PREPARE PREPARE_IN_ORDER
 #define ROTATE_PREPARED(x, y)                                                                                          \
   UNROLL for (int i = 0; i < ROUNDED; i += STEP) {                                                                     \
+    AHEAD(x, 2 * i)                                                                                                    \
     const VEC(uint, W) v = VLOAD(W, uint, (__global const uint *)((x) + 2 * i));                                       \
     const VEC(float, W) cs = PREPARED(c, i), sn = PREPARED(s, i);                                                      \
     const VEC(float, W) a = lower(v), b = upper(v);                                                                    \
@@ -64,6 +65,7 @@
 #define STEP W
 #define ROTATE_PREPARED(x, y)                                                                                          \
   UNROLL for (int i = 0; i < 2 * ROUNDED; i += 2 * W) {                                                                \
+    AHEAD(x, i)                                                                                                        \
     const VEC(REAL, W) v = LOAD(W, (x) + i), w = LOAD(W, (x) + i + W);                                                 \
     const VEC(REAL, W) c0 = PREPARED(c, i), s0 = PREPARED(s, i);                                                       \
     const VEC(REAL, W) c1 = PREPARED(c, i + W), s1 = PREPARED(s, i + W);                                               \
@@ -73,6 +75,7 @@
 #define STEP HALVED(W)
 #define ROTATE_PREPARED(x, y)                                                                                          \
   UNROLL for (int i = 0; i < 2 * ROUNDED; i += W) {                                                                    \
+    AHEAD(x, i)                                                                                                        \
     const VEC(REAL, W) v = LOAD(W, (x) + i);                                                                           \
     const VEC(REAL, W) cs = PREPARED(c, i), sn = PREPARED(s, i);                                                       \
     STORE(W, v * cs + PASTE2(SWAPPED_, W)(v) * sn, (y) + i);                                                           \

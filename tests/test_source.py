@@ -17,6 +17,7 @@ from clrope.device import context_for
 from clrope.program.build import build
 from clrope.program.source import kernel_folder, kernel_hash, kernel_source
 from clrope.program.variants import STORAGE_OPTIONS, Variant, default_variant
+from clrope.schedule.geometry import Geometry
 
 PROGRAMS = sorted(path.name for path in kernel_folder().glob("*.cl"))
 
@@ -75,16 +76,19 @@ def test_no_option_relaxes_the_arithmetic(
     assert all(option.startswith("-D") for option in seen), seen
 
 
+GEOMETRY = Geometry(pairs=8, window=0, head_dim=16, step=1, distance=8, out_step=1, out_distance=8)
+
+
 def test_options_of_variants() -> None:
     for dtype in STORAGE_OPTIONS:
         for pairing in ("normal", "neox"):
             for kind in ("cpu", "gpu", "accelerator"):
                 variant = default_variant(kind, dtype, pairing)  # type: ignore[arg-type]
-                assert all(option.startswith("-D") for option in variant.options(dtype, 8, 16))
+                assert all(option.startswith("-D") for option in variant.options(dtype, GEOMETRY))
                 name, kernel = variant.source(pairing)  # type: ignore[arg-type]
                 assert f" {kernel}(" in kernel_source(name) or f"({kernel})" in kernel_source(name)
-    assert "-DHALF_INTEGER" in Variant(access="integer").options("f16", 8, 16)
-    assert "-DHALF_INTEGER" not in Variant(access="integer").options("bf16", 8, 16)
+    assert "-DHALF_INTEGER" in Variant(access="integer").options("f16", GEOMETRY)
+    assert "-DHALF_INTEGER" not in Variant(access="integer").options("bf16", GEOMETRY)
     assert Variant().to_dict()["kernel"] == "rows"
 
 

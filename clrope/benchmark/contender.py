@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -127,14 +128,20 @@ def warm_up(contender: Contender, calls: int) -> None:
     contender._in_a_row = max(1, min(calls, int(BLOCK_S * 1e9 / max(1, took))))
 
 
-def rounds(contenders: Sequence[Contender], count: int, waited: Callable[[], None] | None = None) -> None:
-    """Time the contenders in turn, A B C A B C, `count` rounds. Each one's first calls of a round do not count."""
+def rounds(contenders: Sequence[Contender], count: int, seed: int = 0) -> None:
+    """Time the contenders in turn, `count` rounds, each in an order of its own. First calls of a turn do not count.
+
+    seed: of the orders. In one and the same order, what comes behind what becomes part of the ratios
+    (docs/performance.md).
+    """
+    order, draw = list(contenders), random.Random(seed)
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         for _ in range(count):
-            for contender in contenders:
+            draw.shuffle(order)
+            for contender in order:
                 settle()
                 _lead_in(contender)
                 for _ in range(contender._in_a_row):
@@ -144,8 +151,6 @@ def rounds(contenders: Sequence[Contender], count: int, waited: Callable[[], Non
                         taken = event_ns(contender.profiled(contender.next_set()))
                         if taken is not None:
                             contender.event.append(taken)
-            if waited is not None:
-                waited()
     finally:
         if collecting:
             gc.enable()

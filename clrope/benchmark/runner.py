@@ -155,7 +155,7 @@ def measure(workload: Workload, benches: Sequence[Bench], present: Sequence[Peer
     for made in gathering.contenders:
         warm_up(made, calls)
     record["sets"] = max((c.sets for c in gathering.contenders if c.kind == "clrope"), default=0)
-    rounds(gathering.contenders, options.rounds)
+    rounds(gathering.contenders, options.rounds, options.seed)
     for prepared in gathering.prepared:
         if prepared.close is not None:
             prepared.close()

@@ -69,7 +69,7 @@ def compare_spellings(
     for made in contenders:
         made.rota = sets.rota
         warm_up(made, calls)
-    rounds(contenders, count)
+    rounds(contenders, count, seed)
     if not ceilings:
         raise WrongResultError("no ceiling could be measured")
     top = max(_rate(c, 50) for c in ceilings)

@@ -79,11 +79,12 @@ def _report(plan: Any, config: RopeConfig, device: Any, x: Any, layout: str) -> 
 
     from ..layout import canonical, dtype_name
     from ..program.source import kernel_folder, kernel_hash
+    from ..schedule.geometry import Geometry
 
     # Section modes pair as NeoX does.
     pairing: Pairing = "normal" if config.mode == "normal" else "neox"
     head_dim = int(canonical(x, layout).shape[3])
-    pairs = config.for_head_dim(head_dim).n_pairs(None)
+    geometry = Geometry.of_config(config.for_head_dim(head_dim), head_dim)
     kernels = []
     for variant, launches in Counter(plan.variants).items():
         file, name = variant.source(pairing)
@@ -92,7 +93,7 @@ def _report(plan: Any, config: RopeConfig, device: Any, x: Any, layout: str) -> 
                 "kernel": name,
                 "source": str(kernel_folder() / file),
                 "source_hash": kernel_hash(file),
-                "options": list(variant.options(dtype_name(x.dtype), pairs, head_dim)),
+                "options": list(variant.options(dtype_name(x.dtype), geometry)),
                 "variant": variant.to_dict(),
                 "launches": launches,
             }

@@ -275,7 +275,7 @@ class Trial:
 
         variant = self.variants[number]
         if number in self.sources:
-            options = variant.options(self.dtype_name, geometry.pairs, x[1].shape[3])
+            options = variant.options(self.dtype_name, geometry)
             name = variant.source(self.pairing)[0]
             substitute(self.context, self.device.cl_device, name, options, self.sources[number])
         rotation = Rotation(geometry, True, in_place, phases=True)

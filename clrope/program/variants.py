@@ -137,8 +137,8 @@ class Variant:
             return "rotate_strided.cl", "rope_rotate_strided"
         return f"rotate_{pairing}.cl", f"rope_rotate_{pairing}"
 
-    def options(self, dtype: str, pairs: int, head_dim: int, full_tables: bool = False) -> tuple[str, ...]:
-        """Return the compiler's options for a storage type and shape of heads."""
+    def options(self, dtype: str, geometry: Geometry, full_tables: bool = False) -> tuple[str, ...]:
+        """Return the compiler's options for a storage type and the pairs of heads."""
         out = [STORAGE_OPTIONS[dtype]]
         if self.kernel == "tiled":
             out += [f"-DW={self.width}", "-DTILED"]
@@ -147,7 +147,7 @@ class Variant:
         if self.kernel == "rows":
             out.append(f"-DW={self.width}")
             if self.prepared and not full_tables:
-                out.append(f"-DPAIRS={pairs}")
+                out += [f"-DPAIRS={geometry.pairs}", f"-DHEAD_DIM={geometry.head_dim}", f"-DWINDOW={geometry.window}"]
                 if self.prefetch:
                     out.append(f"-DPREFETCH={self.prefetch}")
             if self.access == "clang":
@@ -155,7 +155,7 @@ class Variant:
             if self.store == "nontemporal":
                 out.append("-DNONTEMPORAL")
             if self.store == "staged":
-                head = -(-head_dim * DTYPES[dtype].itemsize // 64) * 64
+                head = -(-geometry.head_dim * DTYPES[dtype].itemsize // 64) * 64
                 out.append(f"-DSTAGED={max(STAGED_BYTES, head)}")
             if self.angles == "fused":
                 out.append("-DFUSED")

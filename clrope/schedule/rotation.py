@@ -228,7 +228,7 @@ def _recipe(
             row_bytes = g.pairs * (2 if full_tables else 1) * (8 if dtype == "f64" else 4)
             local_bytes = (2 * tile_heads * head_bytes, 2 * row_bytes)
     source, name = variant.source(g.pairing or "neox")
-    options = (*variant.options(dtype, g.pairs, head_dim, full_tables), *fused)
+    options = (*variant.options(dtype, g, full_tables), *fused)
     return _Recipe(
         source, name, options, global_size, local_size, i32(heads), i32(heads2), numbers, local_bytes
     )  # fmt: skip

@@ -74,11 +74,31 @@ def test_contenders_take_turns_and_go_through_their_sets(clock):
     a, b = turns.contender("a", 3), turns.contender("b", takes=70)
     rounds([a, b], 4)
     # Once round the sets is not counted.
-    assert [name for name, _ in turns.order] == ["a", "a", "a", "a", "b", "b"] * 4
+    turn = {"a": "aaaa", "b": "bb"}
+    text = "".join(name for name, _ in turns.order)
+    assert len(text) == 4 * 6
+    for k in range(0, len(text), 6):
+        assert text[k : k + 6] in (turn["a"] + turn["b"], turn["b"] + turn["a"]), text
     assert [i for name, i in turns.order if name == "a"] == [1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1]
     assert a.wall == a.cpu == [1000] * 4
     assert b.wall == b.cpu == [70] * 4
     assert not a.event
+
+
+def test_each_round_has_an_order_of_its_own(clock):
+    def order(seed, count=30):
+        turns = Turns(clock)
+        # A turn is one call that does not count and one that does.
+        rounds([turns.contender(name) for name in "abcd"], count, seed)
+        names = [name for name, _ in turns.order[::2]]
+        return ["".join(names[k : k + 4]) for k in range(0, len(names), 4)]
+
+    found = order(5)
+    assert all(sorted(one) == list("abcd") for one in found)
+    assert {one[0] for one in found} == set("abcd"), "each is the first some time"
+    assert len(set(found)) > 10
+    assert order(5) == found
+    assert order(6) != found
 
 
 @pytest.mark.parametrize(
@@ -121,7 +141,8 @@ def test_contenders_of_the_same_sets_go_on_where_the_one_before_left_off(clock):
     a, b = turns.contender("a", 3), turns.contender("b", 3)
     a.rota = b.rota = Rota()
     rounds([a, b], 1)
-    assert turns.order == [("a", 1), ("a", 2), ("a", 0), ("a", 1), ("b", 2), ("b", 0), ("b", 1), ("b", 2)]
+    assert [i for _, i in turns.order] == [1, 2, 0, 1, 2, 0, 1, 2]
+    assert len({name for name, _ in turns.order[:4]}) == len({name for name, _ in turns.order[4:]}) == 1
 
 
 def test_settling_waits_for_threads_that_spin(monkeypatch):

@@ -225,7 +225,7 @@ def test_candidates(kind: str, dtype: str, mode: Pairing) -> None:
         file, kernel = variant.source(mode)
         assert kernel in kernel_source(file)
         # No two of one compiled text but for how the work is divided.
-        text = (file, variant.options(dtype, 64, 128), variant.heads_per_item)
+        text = (file, variant.options(dtype, place(dtype, mode).geometry), variant.heads_per_item)
         assert texts.setdefault(text, variant) == variant
     safe = default_variant(kind, dtype, mode)
     assert safe in found, "the safe one must be tried, so that its failure is known"
