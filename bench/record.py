@@ -26,7 +26,7 @@ def part(workload: Workload) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("patterns", nargs="*", help="workloads; default: targets")
+    parser.add_argument("patterns", nargs="*", help="workloads, or 'processes'; default: targets, processes")
     parser.add_argument("--device", action="append", default=[], help="default: every healthy one but simulators")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--calls", type=int, default=5)
@@ -38,10 +38,11 @@ def main() -> int:
     if not devices:
         print("no healthy OpenCL device; `clrope devices` says why", file=sys.stderr)
         return 1
-    chosen = sorted(select(given.patterns), key=part)
+    patterns = [p for p in given.patterns if p != "processes"]
+    chosen = sorted(select(patterns), key=part) if patterns or not given.patterns else []
     seed = time.time_ns() % (1 << 32)
     parts = [(name, list(members)) for name, members in groupby(chosen, key=part)]
-    if not given.patterns:
+    if len(patterns) < len(given.patterns) or not given.patterns:
         parts.append(("processes", []))
     for number, (name, members) in enumerate(parts, 1):
         print(f"{number}/{len(parts)} {name}: {len(members)} workloads", file=sys.stderr, flush=True)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from math import gcd
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from ..errors import ConfigError
 from ..layout import DTYPES, TensorView
 
 if TYPE_CHECKING:
@@ -107,6 +108,8 @@ class Variant:
                     then rounding needs no case for them.
     angles:         'cached' (cos and sin from tables that were made before) or 'fused' (each work-item makes those of
                     its token; with `prepared` only).
+
+    Raises `ConfigError` for a value that is not allowed.
     """
 
     kernel: KernelName = "rows"
@@ -126,10 +129,10 @@ class Variant:
         }  # fmt: skip
         for name, values in allowed.items():
             if getattr(self, name) not in values:
-                raise ValueError(f"{name}: got {getattr(self, name)!r}, allowed are {', '.join(map(str, values))}")
+                raise ConfigError(f"{name}: got {getattr(self, name)!r}, allowed are {', '.join(map(str, values))}")
         for name in ("heads_per_item", "prefetch"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name}: got {getattr(self, name)!r}, allowed are 0 and more")
+                raise ConfigError(f"{name}: got {getattr(self, name)!r}, allowed are 0 and more")
 
     def source(self, pairing: Pairing) -> tuple[str, str]:
         """Return (file under `kernels/`, kernel name)."""
@@ -282,15 +285,15 @@ class Variant:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Variant:
-        """Return the variant of `to_dict`; `ValueError` for anything else."""
+        """Return the variant of `to_dict`; raises `ConfigError` for anything else."""
         if not isinstance(data, Mapping) or set(data) != {field.name for field in fields(cls)}:
-            raise ValueError(f"variant: got {data!r}")
+            raise ConfigError(f"variant: got {data!r}")
         if (
             type(data["width"]) is not int
             or type(data["heads_per_item"]) is not int
             or type(data["prefetch"]) is not int
         ):
-            raise ValueError(f"variant: got {data!r}")
+            raise ConfigError(f"variant: got {data!r}")
         return cls(**data)
 
     def __str__(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from clrope import RopeConfig
+from clrope import ConfigError, RopeConfig
 from clrope.layout import DTYPES, TensorView
 from clrope.program.candidates import candidates
 from clrope.program.defaults import default_for
@@ -207,7 +207,7 @@ def test_what_is_fitted_fits(seed: int) -> None:
     ],
 )
 def test_what_is_no_variant(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         Variant(**changes)  # type: ignore[arg-type]
 
 
