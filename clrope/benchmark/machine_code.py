@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..device import context_for
 from ..errors import ConfigError, DeviceError
 from ..operation import Rope
 from .buffers import DeviceSets, make_inputs
@@ -169,8 +170,7 @@ def kernel_code(workload: Workload, device: DeviceInfo, variant: Variant | None 
             f"device {device.name!r} is of kind {device.kind!r}, only what runs on a CPU can be disassembled"
         )
     inputs = make_inputs(replace(workload, sets=1), 0)
-    context = cl.Context([device.cl_device])
-    sets = DeviceSets(cl.CommandQueue(context), device, inputs)
+    sets = DeviceSets(cl.CommandQueue(context_for(device)), device, inputs)
     pack: Any = (lambda arrays: arrays[0]) if len(workload.tensors) == 1 else tuple
     plan = Rope(workload.config, sets.queue, variant=variant).plan(
         pack(sets.x[0]), workload.position_array(), forward=workload.forward, out=pack(sets.y[0])
