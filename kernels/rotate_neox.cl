@@ -13,10 +13,11 @@
   } while (0)
 
 #ifdef PAIRS
-#ifdef STORAGE_BF16
+#if defined(STORAGE_BF16) && (PAIRS >= 2 * W || defined(NONTEMPORAL))
 #define STEP (2 * W)
 // A 32-bit lane holds two bfloat16: the lower becomes a float by a shift, the upper by a mask, and back likewise. So W
-// lanes rotate 2W pairs, the even ones and the odd ones, and the tables are put in that order.
+// lanes rotate 2W pairs, the even ones and the odd ones, and the tables are put in that order. Fewer pairs than that are
+// better converted one by one than done by shorter vectors of lanes.
 #define PREPARE                                                                                                        \
   REAL c[PAIRS] __attribute__((aligned(128)));                                                                         \
   REAL s[PAIRS] __attribute__((aligned(128)));                                                                         \
@@ -42,7 +43,7 @@
   }
 #elif defined(TWO_AT_ONCE)
 #define STEP (2 * W)
-#define PREPARE PREPARE_IN_ORDER
+#define PREPARE PREPARE_IN_ORDER(PAIRS)
 #define ROTATE_PREPARED(x, y)                                                                                          \
   UNROLL for (int i = 0; i < ROUNDED; i += STEP) {                                                                     \
     AHEAD(x, i)                                                                                                        \
@@ -56,7 +57,7 @@
   }
 #else
 #define STEP W
-#define PREPARE PREPARE_IN_ORDER
+#define PREPARE PREPARE_IN_ORDER(PAIRS)
 #define ROTATE_PREPARED(x, y)                                                                                          \
   UNROLL for (int i = 0; i < ROUNDED; i += STEP) {                                                                     \
     AHEAD(x, i)                                                                                                        \
@@ -67,6 +68,16 @@
     STORE(W, a * sn + b * cs, (y) + PAIRS + i);                                                                        \
   }
 #endif
+#define PREPARE_ONE(cosine_i, sine_i, i)                                                                               \
+  c[i] = cosine_i;                                                                                                     \
+  s[i] = sine_i;
+#define ROTATE_SHORT(n, x, y, i)                                                                                       \
+  do {                                                                                                                 \
+    const VEC(REAL, n) a = LOAD(n, (x) + (i)), b = LOAD(n, (x) + PAIRS + (i));                                         \
+    const VEC(REAL, n) cs = PREPARED_VECTOR(n, c, i), sn = PREPARED_VECTOR(n, s, i);                                   \
+    STORE(n, a * cs - b * sn, (y) + (i));                                                                              \
+    STORE(n, a * sn + b * cs, (y) + PAIRS + (i));                                                                      \
+  } while (0)
 #endif
 
 #include "rotate_body.clh"

@@ -30,8 +30,9 @@
 #ifdef PAIRS
 #ifdef STORAGE_BF16
 #define STEP W
-// A 32-bit lane holds both elements of a pair: the lower becomes a float by a shift, the upper by a mask.
-#define PREPARE PREPARE_IN_ORDER
+// A 32-bit lane holds both elements of a pair: the lower becomes a float by a shift, the upper by a mask. So the tables
+// are in the order of the pairs; those of the pairs left over lie behind them as below.
+#define PREPARE PREPARE_IN_ORDER(2 * PAIRS)
 #define ROTATE_PREPARED(x, y)                                                                                          \
   UNROLL for (int i = 0; i < ROUNDED; i += STEP) {                                                                     \
     AHEAD(x, 2 * i)                                                                                                    \
@@ -57,10 +58,6 @@
     both.odd = sn;                                                                                                     \
     *(VEC(REAL, W) *)(s + 2 * i) = both;                                                                               \
   }
-#define SWAPPED_2(v) (v).s10
-#define SWAPPED_4(v) (v).s1032
-#define SWAPPED_8(v) (v).s10325476
-#define SWAPPED_16(v) (v).s1032547698badcfe
 #ifdef TWO_AT_ONCE
 #define STEP W
 #define ROTATE_PREPARED(x, y)                                                                                          \
@@ -82,6 +79,20 @@
   }
 #endif
 #endif
+#define SWAPPED_2(v) (v).s10
+#define SWAPPED_4(v) (v).s1032
+#define SWAPPED_8(v) (v).s10325476
+#define SWAPPED_16(v) (v).s1032547698badcfe
+#define PREPARE_ONE(cosine_i, sine_i, i)                                                                               \
+  c[2 * (i)] = c[2 * (i) + 1] = cosine_i;                                                                              \
+  s[2 * (i)] = -(s[2 * (i) + 1] = sine_i);
+#define ROTATE_SHORT(n, x, y, i)                                                                                       \
+  do {                                                                                                                 \
+    const VEC(REAL, DOUBLED(n)) v = LOAD(DOUBLED(n), (x) + 2 * (i));                                                   \
+    const VEC(REAL, DOUBLED(n)) cs = PREPARED_VECTOR(DOUBLED(n), c, 2 * (i));                                          \
+    const VEC(REAL, DOUBLED(n)) sn = PREPARED_VECTOR(DOUBLED(n), s, 2 * (i));                                          \
+    STORE(DOUBLED(n), v * cs + PASTE2(SWAPPED_, DOUBLED(n))(v) * sn, (y) + 2 * (i));                                   \
+  } while (0)
 #endif
 
 #include "rotate_body.clh"

@@ -175,20 +175,22 @@ class Variant:
         """The variant without what changes only how work is divided: one compiled text."""
         return replace(self, heads_per_item=0)
 
-    def _doubled(self, dtype: str) -> bool:
+    def _doubled(self, dtype: str, pairing: Pairing, pairs: int) -> bool:
         """Whether a round of the prepared loop is of twice as many elements: two of 16 bits in a lane of 32."""
-        return dtype == "bf16" or (dtype == "f16" and self.access == "clang" and self.store == "nontemporal")
+        if self.store == "nontemporal":
+            return dtype == "bf16" or (dtype == "f16" and self.access == "clang")
+        return dtype == "bf16" and (pairing == "normal" or pairs >= 2 * self.width)
 
-    def step_pairs(self, dtype: str, pairing: Pairing) -> int:
-        """Return the pairs that one round of the vector loop rotates (not 'strided')."""
+    def step_pairs(self, dtype: str, pairing: Pairing, pairs: int) -> int:
+        """Return the pairs, of so many of a head, that one round of the vector loop rotates (not 'strided')."""
         if not self.prepared:
             return self.width
-        elements = self.width * (2 if self._doubled(dtype) else 1)
+        elements = self.width * (2 if self._doubled(dtype, pairing, pairs) else 1)
         return max(1, elements // 2) if pairing == "normal" else elements
 
-    def store_bytes(self, dtype: str, pairing: Pairing) -> int:
+    def store_bytes(self, dtype: str, pairing: Pairing, pairs: int) -> int:
         """Return the bytes of the widest vector that is stored at once (not 'strided')."""
-        doubled = self._doubled(dtype) if self.prepared else pairing == "normal"
+        doubled = self._doubled(dtype, pairing, pairs) if self.prepared else pairing == "normal"
         return self.width * DTYPES[dtype].itemsize * (2 if doubled else 1)
 
     def misfit(self, place: Placement) -> str:
@@ -196,7 +198,7 @@ class Variant:
         if self.kernel == "strided":
             return ""
         pairing = place.geometry.pairing
-        dtype = place.x.dtype
+        dtype, pairs = place.x.dtype, place.geometry.pairs
         if pairing is None:
             return "kernel: the pairs of input and output lie differently, only 'strided' can do that"
         if not (place.x.last_axis_dense and place.y.last_axis_dense):
@@ -209,13 +211,13 @@ class Variant:
         if self.angles == "fused":
             if not place.phases:
                 return "angles: the tables are a caller's, or ggml's recurrence"
-            if not self.prepared or place.geometry.pairs % self.width:
+            if not self.prepared or pairs % self.width:
                 return "angles: made in private memory, by whole vectors, or not at all"
         if self.prepared:
             if place.full_tables:
                 return "prepared: the tables are full ones"
-            if place.geometry.pairs > MOST_PREPARED:
-                return f"prepared: {place.geometry.pairs} pairs, at most {MOST_PREPARED} are kept in private memory"
+            if pairs > MOST_PREPARED:
+                return f"prepared: {pairs} pairs, at most {MOST_PREPARED} are kept in private memory"
             if self.width == 1:
                 return "prepared: needs a width of 2 or more"
             if dtype == "bf16" and any(
@@ -226,13 +228,13 @@ class Variant:
         if self.store == "staged" and (reason := _unstaged(place)):
             return f"store: {reason}"
         if self.store == "nontemporal":
-            size, have = self.store_bytes(dtype, pairing), place.aligned_to(place.y, place.y_alignment)
+            size, have = self.store_bytes(dtype, pairing, pairs), place.aligned_to(place.y, place.y_alignment)
             if have % size:
                 return f"store: vectors of {size} bytes, the output's are aligned to {have}"
         if self.width == 16 and not self.prepared and pairing == "normal":
             return "width: 16 pairs of neighbours would be a vector of 32"
-        if self.width > 1 and self.step_pairs(dtype, pairing) > place.geometry.pairs:
-            return f"width: {place.geometry.pairs} pairs do not fill one round of vectors"
+        if self.width > 1 and self.step_pairs(dtype, pairing, pairs) > pairs:
+            return f"width: {pairs} pairs do not fill one round of vectors"
         return ""
 
     def fits(self, place: Placement) -> bool:
@@ -271,9 +273,8 @@ class Variant:
                     continue
                 # Shorter vectors past the cache are still better than long ones through it, down to 16 bytes.
                 shorter = place.aligned_to(place.y, place.y_alignment) >= LEAST_STREAMED
-                shorter = (
-                    shorter and variant.store_bytes(place.x.dtype, place.geometry.pairing or "neox") > LEAST_STREAMED
-                )
+                size = variant.store_bytes(place.x.dtype, place.geometry.pairing or "neox", place.geometry.pairs)
+                shorter = shorter and size > LEAST_STREAMED
                 variant = replace(variant, width=variant.width // 2) if shorter else replace(variant, store="plain")
             else:
                 variant = replace(variant, width=variant.width // 2)

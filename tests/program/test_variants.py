@@ -148,7 +148,11 @@ def test_widths_that_few_pairs_do_not_fill() -> None:
     # A prepared vector of neighbours holds half as many pairs.
     assert Variant(width=16, prepared=True).fitted(place(mode="normal", n_dims=16)).width == 16
     assert Variant(width=16, prepared=True).fitted(place(mode="normal", n_dims=14)).width == 8
-    assert Variant(width=8, prepared=True).fitted(place("bf16", n_dims=16)).width == 4
+    assert Variant(width=16, prepared=True).fitted(place("bf16", mode="normal", n_dims=32)).width == 16
+    assert Variant(width=16, prepared=True).fitted(place("bf16", mode="normal", n_dims=30)).width == 8
+    # Past the cache lines are written whole, two bfloat16 in a lane; else too few pairs for that are done one by one.
+    assert Variant(width=8, prepared=True).fitted(place("bf16", n_dims=16)).width == 8
+    assert FAST.fitted(apart(place("bf16", n_dims=16))).width == 4
 
 
 def test_what_only_the_strided_kernel_can_do() -> None:
