@@ -17,7 +17,7 @@ BROKEN: frozenset[OutcomeKind] = frozenset({"build_error", "crash", "timeout", "
 SizeClass = Literal["small", "large"]
 SIZES: tuple[SizeClass, ...] = get_args(SizeClass)
 #: Bytes of a tensor from which it counts as large: it no longer lies in a core's own cache beside its result.
-LARGE_BYTES = 1 << 20
+LARGE_BYTES = 2 << 20
 
 
 def size_class(nbytes: int) -> SizeClass:

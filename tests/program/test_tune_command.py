@@ -62,7 +62,7 @@ def test_show_as_json(cpu: clrope.DeviceInfo, cache: Path) -> None:
 
 def test_tune(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner, "candidates", lambda *_: [STRIDED, Variant(width=4)])
-    monkeypatch.setattr(tuner, "NBYTES", {"small": 32 << 10, "large": 1 << 20})
+    monkeypatch.setattr(tuner, "NBYTES", {"small": 32 << 10, "large": 2 << 20})
     code, text = run("--device", cpu.index, "--type", "f16", "--budget", "12")
     assert code == 0, text
     assert text.count("f16 neox") == 4

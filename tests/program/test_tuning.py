@@ -266,4 +266,4 @@ def test_the_first_of_equals_wins() -> None:
 
 
 def test_size_classes() -> None:
-    assert [size_class(n) for n in (0, (1 << 20) - 1, 1 << 20, 1 << 40)] == ["small", "small", "large", "large"]
+    assert [size_class(n) for n in (0, (2 << 20) - 1, 2 << 20, 1 << 40)] == ["small", "small", "large", "large"]
