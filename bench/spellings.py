@@ -1,11 +1,16 @@
 """Times spellings of the rotation on one workload in turn with each other and with the device's ceilings.
 
 Example: python bench/spellings.py prefill/f16/neox/out/forward --device pocl --only 'rows16 clang prepared'
+
+With --kernels also other texts of the kernels, for instance those of an earlier commit:
+git worktree add ../before HEAD~1
+python bench/spellings.py prefill/f16/neox/out/forward --kernels ../before/kernels
 """
 
 import argparse
 import sys
 import time
+from pathlib import Path
 
 import clrope
 from clrope.benchmark.spellings import compare_spellings, words_filter
@@ -17,6 +22,11 @@ def main() -> int:
     parser.add_argument("workload", help="its name, see `clrope bench --list --workload all`")
     parser.add_argument("--device", default="pocl")
     parser.add_argument("--only", action="append", default=[], help="words that a spelling has (repeatable: or these)")
+    parser.add_argument(
+        "--kernels", action="append", default=[], type=Path, metavar="FOLDER",
+        help="a further folder of kernel sources that take the same options (repeatable); without --only just the "
+        "chooser's spelling",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--calls", type=int, default=5)
     given = parser.parse_args()
@@ -25,8 +35,8 @@ def main() -> int:
         print(f"{workload.name} on {device.name} ({device.platform})")
         print("  GB/s  most  of the ceiling")
         seed = time.time_ns() % (1 << 32)
-        wanted = words_filter(given.only)
-        for line in compare_spellings(workload, device, wanted, seed, given.rounds, given.calls):
+        wanted = words_filter(given.only) if given.only or not given.kernels else lambda variant: False
+        for line in compare_spellings(workload, device, wanted, seed, given.rounds, given.calls, given.kernels):
             mark = "*" if line.chosen else " "
             print(f"{line.rate:6.1f} {line.most:5.1f} {line.share:6.2f} {mark} {line.name}", flush=True)
     return 0

@@ -1,14 +1,18 @@
-"""The spellings of the rotation on one workload, all in turn with each other and with the device's ceilings."""
+"""The spellings of the rotation, and other texts of its kernels, on one workload: all in turn with each other and with
+the device's ceilings."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import ConfigError
+from ..program.build import kernels_from
 from ..program.candidates import candidates
 from ..program.variants import Pairing, Variant
 from .buffers import DeviceSets, make_inputs
@@ -43,24 +47,35 @@ def compare_spellings(
     seed: int,
     count: int = 9,
     calls: int = 5,
+    folders: Sequence[Path] = (),
 ) -> list[Spelled]:
     """Return ceilings and wanted candidates, best first; those that become the same on the workload are timed once.
 
+    folders: further folders of kernel sources, which have to understand the same options; each gives every spelling
+    once more, named after it. With them the chooser's spelling alone will do.
     Candidates run in this process: not for a device whose driver is not trusted (`clrope tune` is). Raises
-    `ConfigError` if nothing is wanted, `WrongResultError` for a wrong result.
+    `ConfigError` if nothing is wanted, or for a folder without kernels or a workload that rebinds them at every call,
+    `WrongResultError` for a wrong result.
     """
     pairing: Pairing = "normal" if workload.mode == "normal" else "neox"
     some = [variant for variant in candidates(device.kind, workload.dtype, pairing) if wanted(variant)]
-    if not some:
+    for folder in folders:
+        if not (folder / "rotate_neox.cl").is_file():
+            raise ConfigError(f"folders: got {folder}, which has no rotate_neox.cl")
+    if folders and workload.fresh:
+        raise ConfigError(f"folders: {workload.name} makes new tables at every call, by the package's own kernels")
+    if not some and not folders:
         raise ConfigError("spellings: got a choice that no candidate meets")
     bench = open_bench(device, "device")
     inputs = make_inputs(workload, seed)
     judge = Judge(inputs, seed)
     sets = DeviceSets(bench.profiled, device, inputs)
     ours: dict[str, Contender] = {}  # the chooser's first
-    for variant in (None, *some):
-        made = on_device(sets, bench.profiled, judge, "device", variant)
+    for variant, text in itertools.product((None, *some), (None, *folders)):
+        with kernels_from(text):
+            made = on_device(sets, bench.profiled, judge, "device", variant)
         name = " + ".join(str(Variant.from_dict(d)) for d in made.details["variants"])
+        name += f" from {text}" if text else ""
         if name not in ours:
             made.nmse = made.check()
             ours[name] = made

@@ -7,7 +7,8 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
     import pyopencl
 
 _lock = threading.Lock()
-_programs: weakref.WeakKeyDictionary[Any, dict[tuple[int, str, tuple[str, ...]], pyopencl.Program]] = (
+_programs: weakref.WeakKeyDictionary[Any, dict[tuple[int, Path | None, str, tuple[str, ...]], pyopencl.Program]] = (
     weakref.WeakKeyDictionary()
 )
+_folder: Path | None = None
 
 
 def program(
@@ -30,11 +32,11 @@ def program(
 
     No option is ever added: above all no fast-math, which would change the bits. Raises `BuildError`.
     """
-    key = (device.int_ptr, name, tuple(options))
     with _lock:
+        key = (device.int_ptr, _folder, name, tuple(options))
         known = _programs.setdefault(context, {})
         if key not in known:
-            known[key] = build(context, device, kernel_source(name), options)
+            known[key] = build(context, device, kernel_source(name, _folder), options)
         return known[key]
 
 
@@ -43,9 +45,23 @@ def substitute(
 ) -> None:
     """Have `program` return another text's build for this name and these options: for trying broken kernels."""
     with _lock:
-        _programs.setdefault(context, {})[device.int_ptr, name, tuple(options)] = build(
+        _programs.setdefault(context, {})[device.int_ptr, None, name, tuple(options)] = build(
             context, device, source, options
         )
+
+
+@contextmanager
+def kernels_from(folder: Path | None) -> Iterator[None]:
+    """Have `program` take its texts from another folder for the length of a block: for comparing texts.
+
+    Plans keep the kernels they were bound to. Holds for all threads; None: the package's own.
+    """
+    global _folder
+    before, _folder = _folder, folder
+    try:
+        yield
+    finally:
+        _folder = before
 
 
 def build(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import DeviceError
 from . import tuning
-from .defaults import default_for
-from .outcome import Purpose, size_class
+from .defaults import default_for, size_class
+from .outcome import Purpose
 from .variants import STRIDED, Placement, Variant, default_variant
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def choose(device: DeviceInfo, place: Placement) -> Variant:
 def _in_order(device: DeviceInfo, place: Placement, known: tuning.Known) -> Iterator[Variant]:
     dtype, pairing = place.x.dtype, place.geometry.pairing
     if pairing is not None:
-        purpose = Purpose(dtype, pairing, place.in_place, size_class(place.x.nbytes))
+        purpose = Purpose(dtype, pairing, place.in_place, size_class(device, place.x.nbytes))
         winner = known.winner(purpose.in_place, purpose.size)
         if winner is not None:
             yield winner

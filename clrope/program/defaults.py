@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from typing import TYPE_CHECKING
 
-from .outcome import Purpose
+from .outcome import Purpose, SizeClass
 from .variants import PREFETCH, NanKind, Variant, default_variant
 
 if TYPE_CHECKING:
@@ -17,6 +17,16 @@ INTEL = "Intel(R) OpenCL"
 X86 = ("x86_64", "AMD64")
 #: Versions of PoCL that its spellings were tried on, as its driver version begins.
 POCL_TRIED = ("3.0",)
+#: Bytes of a tensor from which it counts as large: it no longer lies in a core's own cache beside its result.
+LARGE_BYTES = 1 << 20
+#: The same where it was measured to be otherwise. On Intel's runtime plain stores win at 1 MiB; PoCL's threads change
+#: processors between calls, so that what a core's own cache holds is of little use there.
+LARGE_BYTES_OF = {INTEL: 2 << 20}
+
+
+def size_class(device: DeviceInfo, nbytes: int) -> SizeClass:
+    """Return the size class of a tensor of so many bytes on a device."""
+    return "large" if nbytes >= LARGE_BYTES_OF.get(device.platform, LARGE_BYTES) else "small"
 
 
 def default_for(device: DeviceInfo, purpose: Purpose) -> Variant:

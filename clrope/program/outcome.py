@@ -16,13 +16,6 @@ OUTCOMES: tuple[OutcomeKind, ...] = get_args(OutcomeKind)
 BROKEN: frozenset[OutcomeKind] = frozenset({"build_error", "crash", "timeout", "wrong", "not_run"})
 SizeClass = Literal["small", "large"]
 SIZES: tuple[SizeClass, ...] = get_args(SizeClass)
-#: Bytes of a tensor from which it counts as large: it no longer lies in a core's own cache beside its result.
-LARGE_BYTES = 2 << 20
-
-
-def size_class(nbytes: int) -> SizeClass:
-    """Return the size class of a tensor of so many bytes."""
-    return "large" if nbytes >= LARGE_BYTES else "small"
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ def kernel_folder() -> Path:
 
 
 @lru_cache(maxsize=64)
-def kernel_source(name: str) -> str:
-    """Return the source of `kernels/<name>` with every include replaced by its text."""
-    text = (kernel_folder() / name).read_text(encoding="utf-8")
-    return _INCLUDE.sub(lambda match: kernel_source(match.group(1)), text)
+def kernel_source(name: str, folder: Path | None = None) -> str:
+    """Return the source of `kernels/<name>`, or of that name in another folder, with its includes put in place."""
+    text = ((folder or kernel_folder()) / name).read_text(encoding="utf-8")
+    return _INCLUDE.sub(lambda match: kernel_source(match.group(1), folder), text)
 
 
 @lru_cache(maxsize=64)

@@ -1,10 +1,17 @@
 """Spellings in turn on one workload."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 import clrope
+from clrope.benchmark.contender import WrongResultError
 from clrope.benchmark.spellings import compare_spellings, words_filter
 from clrope.benchmark.workloads import WORKLOADS
+from clrope.device import queue_for
+from clrope.program.build import kernels_from, program
+from clrope.program.source import kernel_folder
 from clrope.program.variants import Variant
 
 
@@ -35,3 +42,46 @@ def test_lines(device: clrope.DeviceInfo, seed: int, name: str) -> None:
 def test_nothing_wanted(device: clrope.DeviceInfo) -> None:
     with pytest.raises(clrope.ConfigError, match="no candidate"):
         compare_spellings(WORKLOADS[0].tiny(), device, words_filter(["rows3"]), 1)
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """A copy of the kernels in another folder."""
+    return Path(shutil.copytree(kernel_folder(), tmp_path / "other"))
+
+
+def test_another_folder(device: clrope.DeviceInfo, seed: int, other: Path) -> None:
+    workload = next(w for w in WORKLOADS if w.name == "prefill/f32/normal/out/forward").tiny()
+    lines = compare_spellings(workload, device, lambda variant: False, seed, count=2, calls=2, folders=[other])
+    own, copied = sorted((line for line in lines if not line.name.startswith("=")), key=lambda line: len(line.name))
+    assert copied.name == f"{own.name} from {other}"
+    assert (own.chosen, copied.chosen) == (True, False)
+
+
+def test_another_folder_is_what_runs(device: clrope.DeviceInfo, seed: int, other: Path) -> None:
+    for file in other.glob("rotate_*"):
+        file.write_text(file.read_text().replace("* direction", "* -direction"))
+    (other / "tables.clh").write_text((other / "tables.clh").read_text().replace("* direction", "* -direction"))
+    workload = next(w for w in WORKLOADS if w.name == "prefill/f32/normal/out/forward").tiny()
+    with pytest.raises(WrongResultError):
+        compare_spellings(workload, device, lambda variant: False, seed, count=2, calls=2, folders=[other])
+    compare_spellings(workload, device, words_filter(["strided"]), seed, count=2, calls=2)
+
+
+def test_folders_that_will_not_do(device: clrope.DeviceInfo, tmp_path: Path, other: Path) -> None:
+    nothing = words_filter(["rows3"])
+    with pytest.raises(clrope.ConfigError, match=r"no rotate_neox\.cl"):
+        compare_spellings(WORKLOADS[0].tiny(), device, nothing, 1, folders=[tmp_path])
+    fresh = next(w for w in WORKLOADS if w.fresh)
+    with pytest.raises(clrope.ConfigError, match="new tables at every call"):
+        compare_spellings(fresh.tiny(), device, nothing, 1, folders=[other])
+
+
+def test_the_folder_holds_for_a_block(device: clrope.DeviceInfo, other: Path) -> None:
+    (other / "rotate_strided.cl").write_text("__kernel void other(__global int *x) { *x = 1; }")
+    queue = queue_for(device)
+    arguments = queue.context, queue.device, "rotate_strided.cl", ("-DSTORAGE_F32",)
+    own = program(*arguments)
+    with kernels_from(other):
+        assert program(*arguments).kernel_names == "other"
+    assert program(*arguments) is own

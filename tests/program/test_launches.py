@@ -15,8 +15,8 @@ from clrope.device import queue_for
 from clrope.emulation import emulate_rope
 from clrope.layout import DTYPES
 from clrope.program.candidates import candidates
-from clrope.program.defaults import default_for
-from clrope.program.outcome import LARGE_BYTES, Purpose
+from clrope.program.defaults import LARGE_BYTES, LARGE_BYTES_OF, default_for
+from clrope.program.outcome import Purpose
 from clrope.program.variants import Variant
 
 FAST = Variant(width=8, access="clang", prepared=True, store="nontemporal")
@@ -57,7 +57,7 @@ def test_defaults_of_both_sizes(
 ) -> None:
     if dtype == "f64" and not device.fp64:
         pytest.skip("no fp64")
-    for tokens in (2, LARGE_BYTES // (4 * 128 * DTYPES[dtype].itemsize)):
+    for tokens in (2, LARGE_BYTES_OF.get(device.platform, LARGE_BYTES) // (4 * 128 * DTYPES[dtype].itemsize)):
         x = rng.standard_normal((tokens, 4, 128)).astype(DTYPES[dtype])
         out = x if in_place else aligned_memory(x.size, x.dtype, 1).reshape(x.shape)
         (variant,) = rotated(device, x, out, RopeConfig(mode, 128), None)

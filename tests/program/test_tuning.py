@@ -17,8 +17,8 @@ import clrope
 from clrope.layout import TensorView
 from clrope.program import source, tuning
 from clrope.program.chooser import choose
-from clrope.program.defaults import default_for
-from clrope.program.outcome import OUTCOMES, Outcome, OutcomeKind, Purpose, Record, decided, size_class
+from clrope.program.defaults import default_for, size_class
+from clrope.program.outcome import OUTCOMES, Outcome, OutcomeKind, Purpose, Record, decided
 from clrope.program.variants import STRIDED, Placement, Variant, default_variant
 from clrope.schedule.geometry import Geometry
 
@@ -265,5 +265,9 @@ def test_the_first_of_equals_wins() -> None:
     assert kinds(None, None) == ["crash", "crash"]
 
 
-def test_size_classes() -> None:
-    assert [size_class(n) for n in (0, (2 << 20) - 1, 2 << 20, 1 << 40)] == ["small", "small", "large", "large"]
+@pytest.mark.parametrize(
+    ("platform", "limit"), [("Intel(R) OpenCL", 2 << 20), ("Portable Computing Language", 1 << 20)]
+)
+def test_size_classes(cpu: clrope.DeviceInfo, platform: str, limit: int) -> None:
+    device = replace(cpu, platform=platform)
+    assert [size_class(device, n) for n in (0, limit - 1, limit, 1 << 40)] == ["small", "small", "large", "large"]
