@@ -275,7 +275,7 @@ def test_q_and_k_on_the_device_share_an_event(device: clrope.DeviceInfo, rng: np
             np.testing.assert_array_equal(y.get().view(np.uint32), want.view(np.uint32))
 
 
-@pytest.mark.parametrize("n_dims", [20, 42, 62, 94])
+@pytest.mark.parametrize("n_dims", [20, 62, 94])
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_pairs_that_are_left_over(
@@ -313,7 +313,8 @@ def test_rest_of_a_head(
     if dtype == "f64" and not device.fp64:
         pytest.skip("no fp64")
     widths = [8, 16] if device.native_widths.float >= 16 else [8]
-    for width, head_dim in itertools.product(widths, (256, 200, 161, 160)):
+    # Compiling is what takes the time: each width with half of the lengths, and with the others at the other offset.
+    for width, head_dim in zip(itertools.cycle(widths[:: -1 if n_offs else 1]), (256, 200, 161, 160)):
         width //= 2 if dtype == "f64" else 1
         variant = Variant(width=width, access="clang", prepared=True, store=store, prefetch=4096)
         # Heads begin at whole lines, and need not end at one.
