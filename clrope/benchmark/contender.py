@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .samples import stats
+from .samples import Stats, stats
 
 Kind = Literal["clrope", "ceiling", "launch", "host", "peer"]
 #: Seconds of work in a row that one contender gets in a round.
@@ -49,6 +49,7 @@ class Contender:
     profiled: a call as `call` on a queue that takes times, where `call`'s own does not.
     rota:     whose turn it is among the sets; shared by those that work on the same ones, or the second of them would
               find in the cache what the first has just used.
+    most_turns: of how many rounds it is at most, evenly spread; None: of all.
     """
 
     kind: Kind
@@ -63,16 +64,32 @@ class Contender:
     after: Callable[[int], Any] | None = None
     profiled: Callable[[int], Any] | None = None
     rota: Rota = field(default_factory=Rota)
+    most_turns: int | None = None
     nmse: float | None = None
     wall: list[int] = field(default_factory=list)
     cpu: list[int] = field(default_factory=list)
     event: list[int] = field(default_factory=list)
+    _ends: dict[str, list[int]] = field(default_factory=lambda: {"wall": [], "cpu": [], "event": []})
     _in_a_row: int = 1
 
     def next_set(self) -> int:
         """Return the number of the buffer set that was not used for longest."""
         self.rota.last = (self.rota.last + 1) % self.sets
         return self.rota.last
+
+    def takes_part(self, number: int, count: int) -> bool:
+        """Whether it has a turn in a round, of so many, counted from 0."""
+        most = count if self.most_turns is None else min(count, self.most_turns)
+        return number * most // count != (number - 1) * most // count
+
+    def end_turn(self) -> None:
+        """Remember that what was measured up to here belongs to one turn."""
+        for name, ends in self._ends.items():
+            ends.append(len(getattr(self, name)))
+
+    def stats(self, name: str) -> Stats | None:
+        """Return the statistics of 'wall', 'cpu' or 'event'."""
+        return stats(getattr(self, name), self._ends[name])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of a result file."""
@@ -84,7 +101,7 @@ class Contender:
         if self.nmse is not None:
             out["nmse"] = float(f"{self.nmse:.3g}")
         for name in ("wall", "cpu", "event"):
-            found = stats(getattr(self, name))
+            found = self.stats(name)
             if found is not None:
                 out[name] = found.to_dict()
         return out | self.details
@@ -139,9 +156,9 @@ def rounds(contenders: Sequence[Contender], count: int, seed: int = 0) -> None:
     gc.collect()
     gc.disable()
     try:
-        for _ in range(count):
+        for number in range(count):
             draw.shuffle(order)
-            for contender in order:
+            for contender in [c for c in order if c.takes_part(number, count)]:
                 settle()
                 _lead_in(contender)
                 for _ in range(contender._in_a_row):
@@ -151,6 +168,7 @@ def rounds(contenders: Sequence[Contender], count: int, seed: int = 0) -> None:
                         taken = event_ns(contender.profiled(contender.next_set()))
                         if taken is not None:
                             contender.event.append(taken)
+                contender.end_turn()
     finally:
         if collecting:
             gc.enable()

@@ -74,11 +74,12 @@ def target_table(rows: Sequence[Row]) -> Table:
     """Return the judged targets."""
     return Table(
         "Targets",
-        ("claim", "device", "#limit", "#figure", "#by minima", "#of mere moving", "", "worst at"),
+        ("claim", "device", "#limit", "#figure", "#±", "#by minima", "#of mere moving", "", "worst at"),
         tuple(
             (
                 *_claim(row),
                 _number(row.figure, row.unit),
+                "" if row.error is None else f"{row.error:.2f}",
                 _number(row.of_minima, row.unit),
                 _number(row.bound, row.unit) if row.bound else "",
                 row.verdict,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, RopeError
+from .samples import error_of_ratio
 
 #: Raise the number when a reader of the old form would misread the new one; `results.schema.json` describes it.
 SCHEMA = "clrope.bench/1"
@@ -131,6 +132,19 @@ class Record:
         """Return this package's GB/s on a device."""
         taken = self.own(device, statistic=statistic)
         return self.workload["bytes_moved"] / taken if taken else None
+
+    def turns(self, entry: dict[str, Any]) -> list[float]:
+        """Return the median time of each turn; none in results of an older version."""
+        return list((entry.get(self._basis(entry.get("device"))) or entry["wall"]).get("turns", ()))
+
+    def error_of_ceiling(self, device: str, name: str | None = None) -> float | None:
+        """Return the standard error of `of_ceiling`, by medians; None if that cannot be told."""
+        top, own = self.ceiling(device, name=name), self.entries("clrope", "arrays", device)
+        share = self.of_ceiling(device, name=name)
+        if top is None or not own or share is None:
+            return None
+        error = error_of_ratio(self.turns(top), self.turns(own[0]))
+        return None if error is None else error * share * self.time(own[0]) / self.time(top)
 
     def of_ceiling(self, device: str, statistic: str = "median", name: str | None = None) -> float | None:
         """Return the part of the ceiling that is reached: bytes a second against bytes a second."""

@@ -34,10 +34,12 @@ Progress = Callable[[int, int, str], None]
 class Options:
     """How much is measured. calls: at most so many in a row a round; peers: names, none for all that are installed.
 
+    peer_rounds: of the rounds, how many peers and the host's copy are in at most; they are slow, and far from any limit
     tiny: short axes, everything is tried, no figure means anything. processes: also measure first calls and memory.
     """
 
     rounds: int = 9
+    peer_rounds: int = 9
     calls: int = 5
     latency_calls: int = 100
     peers: tuple[str, ...] = ()
@@ -48,7 +50,7 @@ class Options:
     processes: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "calls", "latency_calls"):
+        for name in ("rounds", "peer_rounds", "calls", "latency_calls"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: got {getattr(self, name)}, the least allowed is 1")
 
@@ -119,7 +121,8 @@ def run(
         "schema": SCHEMA,
         "started": started.isoformat(timespec="seconds"),
         "seconds": round((datetime.now(timezone.utc) - started).total_seconds(), 1),
-        "options": {"rounds": options.rounds, "calls": options.calls, "latency_calls": options.latency_calls,
+        "options": {"rounds": options.rounds, "peer_rounds": min(options.rounds, options.peer_rounds),
+                    "calls": options.calls, "latency_calls": options.latency_calls,
                     "threads": options.threads, "seed": options.seed, "tiny": options.tiny},
         "environment": environment() | {"load_before": begun, "load_after": load()},
         "devices": {bench.label: describe(bench.device) for bench in benches},
@@ -153,6 +156,8 @@ def measure(workload: Workload, benches: Sequence[Bench], present: Sequence[Peer
                 _peer_side(gathering, peer, host, task, judge)
     calls = options.latency_calls if workload.latency else options.calls
     for made in gathering.contenders:
+        if made.kind in ("peer", "host"):
+            made.most_turns = options.peer_rounds
         warm_up(made, calls)
     record["sets"] = max((c.sets for c in gathering.contenders if c.kind == "clrope"), default=0)
     rounds(gathering.contenders, options.rounds, options.seed)

@@ -35,6 +35,7 @@ class Row:
     """A claim. figure: the worst one that was measured; met: None if nothing was.
 
     bound: what a kernel that only moves the bytes has instead at the same place, where that is not the limit itself.
+    error: standard error of the figure, where the turns that it is of were kept.
     """
 
     claim: str
@@ -47,6 +48,7 @@ class Row:
     of_minima: float | None = None
     cases: int = 0
     bound: float | None = None
+    error: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return it JSON-ready."""
@@ -64,6 +66,7 @@ class _Found:
     minimum: float
     at: str
     bound: float | None = None
+    error: float | None = None
 
 
 def judge(results: Sequence[dict[str, Any]]) -> list[Row]:
@@ -127,20 +130,23 @@ def _row(claim: str, device: str, limit: float, found: Iterable[_Found], *, most
         return Row(claim, device, text, None, None, unit)
     worst = seen[0]
     met = worst.value <= limit if most else worst.value >= limit
-    return Row(claim, device, text, worst.value, met, unit, worst.at, worst.minimum, len(seen), worst.bound)
+    return Row(
+        claim, device, text, worst.value, met, unit, worst.at, worst.minimum, len(seen), worst.bound, worst.error
+    )
 
 
 def _found(
     chosen: Iterable[Record],
     value: Callable[[Record, str], float | None],
     bound: Callable[[Record], float | None] = lambda record: None,
+    error: Callable[[Record], float | None] = lambda record: None,
 ) -> list[_Found]:
     """Return the value of each record by medians and by minima, where there is one."""
     out = []
     for record in chosen:
         median, minimum = value(record, "median"), value(record, "min")
         if median is not None and minimum is not None:
-            out.append(_Found(median, minimum, record.name, bound(record)))
+            out.append(_Found(median, minimum, record.name, bound(record), error(record)))
     return out
 
 
@@ -148,7 +154,12 @@ def _ceilings(chosen: Iterable[Record], device: str, name: str | None = None) ->
     def bound(record: Record) -> float | None:
         return record.windows_of_ceiling(device) if name is None else None
 
-    return _found(chosen, lambda record, statistic: record.of_ceiling(device, statistic, name), bound)
+    return _found(
+        chosen,
+        lambda record, statistic: record.of_ceiling(device, statistic, name),
+        bound,
+        lambda record: record.error_of_ceiling(device, name),
+    )
 
 
 def _against_peers(plain: Sequence[Record], devices: Sequence[str]) -> list[Row]:

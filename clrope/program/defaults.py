@@ -6,7 +6,7 @@ import platform
 from typing import TYPE_CHECKING
 
 from .outcome import Purpose, SizeClass
-from .variants import PREFETCH, NanKind, Variant, default_variant
+from .variants import PREFETCH, Angles, NanKind, Variant, default_variant
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
@@ -53,8 +53,10 @@ def _large_or_small(device: DeviceInfo, purpose: Purpose) -> Variant:
     if purpose.size == "small":
         return Variant(width=width, access="clang", prepared=True, nan=nan)
     if purpose.in_place:
-        # The lines are in the cache when they are written: going past it would only throw them out.
-        return Variant(width=width, access="clang", prepared=True, prefetch=PREFETCH, nan=nan)
+        # The lines are in the cache when they are written: going past it would only throw them out. Of all types and
+        # pairings f16 and normal are where making the angles was quicker than reading them (docs/performance.md).
+        angles: Angles = "fused" if purpose.dtype == "f16" and purpose.pairing == "normal" else "cached"
+        return Variant(width=width, access="clang", prepared=True, prefetch=PREFETCH, nan=nan, angles=angles)
     # A plain store first reads the line that it will overwrite, a third more traffic.
     return Variant(width=width, access="clang", prepared=True, store="nontemporal", prefetch=PREFETCH, nan=nan)
 
