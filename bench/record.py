@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument("--device", action="append", default=[], help="default: every healthy one but simulators")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--peer-rounds", type=int, default=9, help="of these, those that peers take part in")
+    parser.add_argument("--repeats", type=int, default=1, help="of each workload, from buffers newly made")
     parser.add_argument("--calls", type=int, default=5)
     parser.add_argument("--tiny", action="store_true", help="try it out; nothing is kept")
     given = parser.parse_args()
@@ -48,8 +49,8 @@ def main() -> int:
     for number, (name, members) in enumerate(parts, 1):
         print(f"{number}/{len(parts)} {name}: {len(members)} workloads", file=sys.stderr, flush=True)
         options = Options(
-            rounds=given.rounds, peer_rounds=given.peer_rounds, calls=given.calls, seed=seed, tiny=given.tiny,
-            processes=name == "processes",
+            rounds=given.rounds, peer_rounds=given.peer_rounds, repeats=given.repeats, calls=given.calls, seed=seed,
+            tiny=given.tiny, processes=name == "processes",
         )  # fmt: skip
         result = run(members, devices, options)
         for label, device in result["devices"].items():

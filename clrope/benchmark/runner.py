@@ -34,12 +34,14 @@ Progress = Callable[[int, int, str], None]
 class Options:
     """How much is measured. calls: at most so many in a row a round; peers: names, none for all that are installed.
 
+    repeats: times that each workload is measured, every time with buffers newly made: where they come to lie matters.
     peer_rounds: of the rounds, how many peers and the host's copy are in at most; they are slow, and far from any limit
     tiny: short axes, everything is tried, no figure means anything. processes: also measure first calls and memory.
     """
 
     rounds: int = 9
     peer_rounds: int = 9
+    repeats: int = 1
     calls: int = 5
     latency_calls: int = 100
     peers: tuple[str, ...] = ()
@@ -50,7 +52,7 @@ class Options:
     processes: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "peer_rounds", "calls", "latency_calls"):
+        for name in ("rounds", "peer_rounds", "repeats", "calls", "latency_calls"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: got {getattr(self, name)}, the least allowed is 1")
 
@@ -102,18 +104,21 @@ def run(
     begun = load()
     started = datetime.now(timezone.utc)
     records: list[dict[str, Any]] = []
-    total = len(workloads) + (2 * len(benches) if options.processes else 0)
-    for number, workload in enumerate(workloads):
+    turns = [
+        (workload, replace(options, seed=options.seed + k)) for workload in workloads for k in range(options.repeats)
+    ]
+    total = len(turns) + (2 * len(benches) if options.processes else 0)
+    for number, (workload, given) in enumerate(turns):
         if progress is not None:
             progress(number, total, workload.name)
-        records.append(measure(workload.tiny() if options.tiny else workload, benches, present, options))
+        records.append(measure(workload.tiny() if options.tiny else workload, benches, present, given))
         gc.collect()
     found: list[dict[str, Any]] = []
     if options.processes:
         for bench in benches:
             for what in (processes.first_call, processes.peak_memory):
                 if progress is not None:
-                    progress(len(workloads) + len(found), total, f"{what.__name__} {bench.label}")
+                    progress(len(turns) + len(found), total, f"{what.__name__} {bench.label}")
                 found.append(what(bench.device.index, bench.label))
     if progress is not None:
         progress(total, total, "")
@@ -121,7 +126,7 @@ def run(
         "schema": SCHEMA,
         "started": started.isoformat(timespec="seconds"),
         "seconds": round((datetime.now(timezone.utc) - started).total_seconds(), 1),
-        "options": {"rounds": options.rounds, "peer_rounds": min(options.rounds, options.peer_rounds),
+        "options": {"rounds": options.rounds, "peer_rounds": min(options.rounds, options.peer_rounds), "repeats": options.repeats,
                     "calls": options.calls, "latency_calls": options.latency_calls,
                     "threads": options.threads, "seed": options.seed, "tiny": options.tiny},
         "environment": environment() | {"load_before": begun, "load_after": load()},

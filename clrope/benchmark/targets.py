@@ -141,13 +141,17 @@ def _found(
     bound: Callable[[Record], float | None] = lambda record: None,
     error: Callable[[Record], float | None] = lambda record: None,
 ) -> list[_Found]:
-    """Return the value of each record by medians and by minima, where there is one."""
-    out = []
+    """Return the value of each workload by medians and by minima, where there is one.
+
+    Of a workload that was measured several times it is the middle one (of two the lower).
+    """
+    out: dict[str, list[_Found]] = {}
     for record in chosen:
         median, minimum = value(record, "median"), value(record, "min")
         if median is not None and minimum is not None:
-            out.append(_Found(median, minimum, record.name, bound(record), error(record)))
-    return out
+            found = _Found(median, minimum, record.name, bound(record), error(record))
+            out.setdefault(record.name, []).append(found)
+    return [sorted(same, key=lambda f: f.value)[(len(same) - 1) // 2] for same in out.values()]
 
 
 def _ceilings(chosen: Iterable[Record], device: str, name: str | None = None) -> list[_Found]:

@@ -34,6 +34,7 @@ def _bench(
     no_peers: Annotated[bool, typer.Option("--no-peers", help="This package and the ceilings only.")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in which all take turns.")] = 9,
     peer_rounds: Annotated[int, typer.Option(min=1, help="Of these, those that peers take part in.")] = 9,
+    repeats: Annotated[int, typer.Option(min=1, help="Times each workload is measured, from new buffers.")] = 1,
     calls: Annotated[int, typer.Option(min=1, help="Calls in a row a round, at most.")] = 5,
     threads: Annotated[int, typer.Option(min=0, help="Threads of the peers. 0: one per usable CPU.")] = 0,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the inputs. Default: a new one.")] = None,
@@ -67,7 +68,7 @@ def _bench(
         return True
     seed = time.time_ns() % (1 << 32) if seed is None else seed
     options = Options(
-        rounds=rounds, peer_rounds=peer_rounds, calls=calls, peers=tuple(peer or ()), with_peers=not no_peers,
+        rounds=rounds, peer_rounds=peer_rounds, repeats=repeats, calls=calls, peers=tuple(peer or ()), with_peers=not no_peers,
         threads=threads, seed=seed, tiny=tiny, processes=processes or targets,
     )  # fmt: skip
     result = run(chosen, _devices(device or ()), options, _Progress())

@@ -251,6 +251,39 @@ def test_record():
     assert one.of_ceiling("pocl", "min") == pytest.approx(0.96, rel=1e-3)
 
 
+def test_of_several_records_of_a_workload_the_middle_one_counts():
+    result = made_up()
+    chosen = next(w for w in result["workloads"] if w["name"] == "prefill/f32/neox/out/forward")
+    for factor in (0.7, 1.2):
+        other = json.loads(json.dumps(chosen))
+        for e in other["entries"]:
+            if e["kind"] == "clrope":
+                e["wall"] = times(e["wall"]["median"] * factor)
+        result["workloads"].append(other)
+        found = rows(result, "f32 neox, out of place")
+        assert [row.figure for row in found] == [pytest.approx(OWN[row.device] / CEILING, rel=1e-3) for row in found]
+        assert [row.cases for row in found] == [1, 1]
+    slower = rows(result, "prefill f32 neox, faster than ggml")[0]
+    assert slower.figure == pytest.approx(OWN["intel"] / PEERS["ggml"], rel=1e-3)
+
+
+def test_how_sure_a_share_is():
+    result = made_up()
+    chosen = next(w for w in result["workloads"] if w["name"] == "prefill/f32/neox/out/forward")
+    assert all(row.error is None for row in rows(result, "f32 neox, out of place")), "no turns were kept"
+    for e in chosen["entries"]:
+        if e.get("device") == "pocl" and e["kind"] in ("clrope", "ceiling"):
+            middle = e["wall"]["median"]
+            e["wall"]["turns"] = [round(middle * f) for f in (0.9, 1.1, 1.0, 0.95, 1.05, 1.0, 1.0, 0.98, 1.02)]
+    found = {row.device: row for row in rows(result, "f32 neox, out of place")}
+    assert found["intel"].error is None
+    assert 0.005 < found["pocl"].error < 0.05
+    table = report.target_table(targets.judge([result]))
+    row = next(r for r in table.rows if r[:2] == (found["pocl"].claim, "pocl"))
+    assert dict(zip(table.columns, row, strict=True))["#±"] == f"{found['pocl'].error:.2f}"
+    pytest.importorskip("jsonschema").validate(result, results.schema())
+
+
 def test_tables():
     made = {table.title: table for table in report.tables([made_up()])}
     assert set(made) == {"Bytes read and written a second", "Time of a call", "NumPy arrays, times of device-resident",

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clrope.benchmark.contender import Contender, Rota, event_ns, rounds, settle, warm_up
-from clrope.benchmark.samples import stats
+from clrope.benchmark.samples import error_of_ratio, stats
 
 
 def test_known_numbers():
@@ -26,6 +26,29 @@ def test_order_and_bounds(samples):
     assert found.n == len(samples)
     assert sum(s <= found.median for s in samples) * 2 >= len(samples)
     assert all(isinstance(v, int) for v in found.to_dict().values())
+
+
+def test_the_median_of_each_turn():
+    found = stats([5, 1, 3, 10, 30, 7], [3, 5, 6])
+    assert found.turns == (3, 20, 7)
+    assert found.to_dict()["turns"] == [3, 20, 7]
+    assert stats([5, 1], [1, 1, 2]).turns == (), "a turn without samples belongs to no round"
+    assert "turns" not in stats([5, 1]).to_dict()
+
+
+def test_error_of_a_ratio():
+    assert error_of_ratio([1.0] * 4, [1.0] * 9) is None
+    assert error_of_ratio([2.0] * 9, [1.0] * 9) == 0
+    rng = np.random.default_rng(7)
+
+    def turns(middle, count):
+        return list(rng.normal(middle, 0.06 * middle, count))
+
+    # What ratios of many such runs differ by is what is said from one.
+    ratios = [np.median(turns(3e6, 31)) / np.median(turns(2e6, 31)) for _ in range(300)]
+    said = [error_of_ratio(turns(3e6, 31), turns(2e6, 31)) for _ in range(20)]
+    assert np.median(said) == pytest.approx(np.std(ratios), rel=0.35)
+    assert error_of_ratio(turns(1e6, 9), turns(1e6, 9)) > error_of_ratio(turns(1e6, 99), turns(1e6, 99))
 
 
 class Clock:
@@ -99,6 +122,19 @@ def test_each_round_has_an_order_of_its_own(clock):
     assert len(set(found)) > 10
     assert order(5) == found
     assert order(6) != found
+
+
+@pytest.mark.parametrize(("most", "count", "turns"), [(3, 9, 3), (None, 4, 4), (9, 4, 4), (1, 5, 1), (4, 6, 4)])
+def test_some_are_not_in_every_round(clock, most, count, turns):
+    seen = Turns(clock)
+    rounds([seen.contender("a", most_turns=most), seen.contender("b")], count)
+    # A turn is one call that does not count and one that does.
+    assert sum(name == "a" for name, _ in seen.order) == 2 * turns
+    assert sum(name == "b" for name, _ in seen.order) == 2 * count
+    places = [k for k in range(count) if seen.contender("a", most_turns=most).takes_part(k, count)]
+    assert len(places) == turns
+    assert places[0] == 0
+    assert all(b - a <= -(-count // turns) for a, b in zip(places, [*places[1:], count], strict=True)), places
 
 
 @pytest.mark.parametrize(
@@ -183,6 +219,7 @@ def test_entry_of_a_contender(clock):
     entry = made.to_dict()
     assert entry["wall"]["n"] == 3
     assert entry["wall"]["median"] == pytest.approx(np.median(made.wall), abs=1)
+    assert entry["wall"]["turns"] == [1000] * 3
     assert entry["nmse"] == 1.23e-15
     assert (entry["kind"], entry["bytes"], entry["device"], entry["spelling"]) == ("clrope", 64, "pocl", "one way")
     assert "event" not in entry

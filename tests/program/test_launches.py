@@ -13,6 +13,7 @@ import clrope
 from clrope import RopeConfig
 from clrope.device import queue_for
 from clrope.emulation import emulate_rope
+from clrope.host_memory import empty
 from clrope.layout import DTYPES
 from clrope.program.candidates import candidates
 from clrope.program.defaults import LARGE_BYTES, LARGE_BYTES_OF, default_for
@@ -171,6 +172,33 @@ def test_fused_angles_of_sections(device: clrope.DeviceInfo, rng: np.random.Gene
     positions = rng.integers(0, 1000, (4, 2, 5))
     got = clrope.Rope(config, device, variant=variant)(x, positions)
     np.testing.assert_array_equal(got.view(np.uint32), emulate_rope(x, positions, config).view(np.uint32))
+
+
+@pytest.mark.parametrize("store", ["plain", "nontemporal", "in place"])
+@pytest.mark.parametrize("n_dims", [128, 64, 32])
+def test_fused_angles_that_fetch_ahead(
+    device: clrope.DeviceInfo, rng: np.random.Generator, n_dims: int, store: Any
+) -> None:
+    """Whole heads, parts of them, and heads that do not lie behind each other; to the last token of the memory."""
+    if device.kind != "cpu":
+        pytest.skip("fetching ahead is spelled for CPUs")
+    variant = Variant(width=16, access="clang", prepared=True, prefetch=4096, angles="fused",
+                      store="nontemporal" if store == "nontemporal" else "plain")  # fmt: skip
+    op = clrope.Rope(RopeConfig("normal", n_dims), device, variant=variant)
+    positions = rng.integers(0, 1 << 20, 9)
+    for layout in ("bsnd", "bnsd"):
+        x = empty((1, 9, 5, 128) if layout == "bsnd" else (1, 5, 9, 128), np.dtype(np.float16))
+        out = x if store == "in place" else empty(x.shape, x.dtype)
+        x[...] = rng.standard_normal(x.shape)
+        if out is not x:
+            out[...] = np.nan
+        plain = x if layout == "bsnd" else x.swapaxes(1, 2)
+        want = emulate_rope(np.ascontiguousarray(plain), positions, op.config)
+        plan = op.plan(x, positions, out=out, layout=layout)
+        assert [v.angles for v in plan.variants] == ["fused"]
+        got = plan.run()
+        got = got if layout == "bsnd" else np.ascontiguousarray(got.swapaxes(1, 2))
+        np.testing.assert_array_equal(got.view(np.uint16), want.view(np.uint16))
 
 
 def test_what_cannot_be_fused_is_cached(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
