@@ -68,8 +68,8 @@ def _bench(
         return True
     seed = time.time_ns() % (1 << 32) if seed is None else seed
     options = Options(
-        rounds=rounds, peer_rounds=peer_rounds, repeats=repeats, calls=calls, peers=tuple(peer or ()), with_peers=not no_peers,
-        threads=threads, seed=seed, tiny=tiny, processes=processes or targets,
+        rounds=rounds, peer_rounds=peer_rounds, repeats=repeats, calls=calls, peers=tuple(peer or ()),
+        with_peers=not no_peers, threads=threads, seed=seed, tiny=tiny, processes=processes or targets,
     )  # fmt: skip
     result = run(chosen, _devices(device or ()), options, _Progress())
     if json_file == "-":
