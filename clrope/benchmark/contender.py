@@ -49,6 +49,7 @@ class Contender:
     profiled: a call as `call` on a queue that takes times, where `call`'s own does not.
     rota:     whose turn it is among the sets; shared by those that work on the same ones, or the second of them would
               find in the cache what the first has just used.
+    took:     nanoseconds of the quickest call of the warm-up.
     most_turns: of how many rounds it is at most, evenly spread; None: of all.
     """
 
@@ -70,6 +71,7 @@ class Contender:
     cpu: list[int] = field(default_factory=list)
     event: list[int] = field(default_factory=list)
     _ends: dict[str, list[int]] = field(default_factory=lambda: {"wall": [], "cpu": [], "event": []})
+    took: int = 0
     _in_a_row: int = 1
 
     def next_set(self) -> int:
@@ -142,6 +144,7 @@ def warm_up(contender: Contender, calls: int) -> None:
         # The first calls load, compile and wake threads; one that takes long is not made better by more.
         if took < 2e8:
             took = min(took, _timed(contender, record=False))
+    contender.took = took
     contender._in_a_row = max(1, min(calls, int(BLOCK_S * 1e9 / max(1, took))))
 
 
