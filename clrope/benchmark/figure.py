@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, RopeError
 from .peers import NAMES
 from .results import Record, records
+from .samples import middle
 
 GROUPS = tuple((dtype, mode) for dtype in ("f32", "f16", "bf16") for mode in ("normal", "neox"))
 OWN_COLOURS = ("#0b5fa5", "#4a9ede", "#0f3d63", "#8cc4f0")
@@ -17,11 +19,8 @@ PEER_COLOURS = {"ggml": "#d1710f", "onnxruntime": "#7a7a7a", "numba": "#3f9b58",
                 "torch_compile": "#9273c4", "numpy": "#c9c9c9"}  # fmt: skip
 
 
-def middle_first(found: Sequence[Record], device: str) -> list[Record]:
-    """Return records of one workload with that first which is judged: the middle one by its share of the ceiling."""
-    ordered = sorted(found, key=lambda record: record.of_ceiling(device) or 0.0)
-    middle = ordered[(len(ordered) - 1) // 2 :][:1]
-    return middle + [record for record in ordered if record not in middle]
+def _share(device: str, record: Record) -> float:
+    return record.of_ceiling(device) or 0.0
 
 
 def draw(results: Sequence[dict[str, Any]], where: str | Path, family: str = "prefill") -> None:
@@ -49,16 +48,17 @@ def draw(results: Sequence[dict[str, Any]], where: str | Path, family: str = "pr
     for place, group in enumerate(groups):
         left = place - 0.43
         for number, device in enumerate(devices):
-            found = middle_first([r for r in chosen[group] if device in r.devices], device)
+            found = [r for r in chosen[group] if device in r.devices]
             if found:
+                shown = middle(found, partial(_share, device))
                 label = f"clrope on {device}" if place == 0 else None
                 x = left + width * (number + 0.5)
-                rate = found[0].rate(device) or 0.0
+                rate = shown.rate(device) or 0.0
                 axes.bar(x, rate, width * 0.94, color=OWN_COLOURS[number % len(OWN_COLOURS)], label=label)
                 axes.annotate(f"{rate:.0f}", (x, rate - 0.3), ha="center", va="top", fontsize=7, color="white")
-                top = found[0].ceiling(device)
+                top = shown.ceiling(device)
                 if top is not None:
-                    height = top["bytes"] / found[0].time(top)
+                    height = top["bytes"] / shown.time(top)
                     label = "the device's best copy" if place == 0 and number == 0 else None
                     axes.hlines(height, x - width * 0.5, x + width * 0.5, color="black", linewidth=1.6, label=label)
         for number, peer in enumerate(peers, len(devices)):

@@ -170,7 +170,7 @@ def measure(workload: Workload, benches: Sequence[Bench], present: Sequence[Peer
         warm_up(made, calls)
     for made in gathering.contenders:
         # Where a call takes no longer than waking threads, one that was slow may not be so the next time.
-        if made.kind in ("peer", "host") or (not workload.latency and _hopeless(made, gathering.contenders)):
+        if made.kind in ("peer", "host") or (not workload.latency and hopeless(made, gathering.contenders)):
             made.most_turns = options.peer_rounds
     record["sets"] = max((c.sets for c in gathering.contenders if c.kind == "clrope"), default=0)
     rounds(gathering.contenders, options.rounds, options.seed)
@@ -182,7 +182,7 @@ def measure(workload: Workload, benches: Sequence[Bench], present: Sequence[Peer
     return record
 
 
-def _hopeless(ceiling: Contender, contenders: Sequence[Contender]) -> bool:
+def hopeless(ceiling: Contender, contenders: Sequence[Contender]) -> bool:
     """Whether a way of copying is so much slower than another one of its device that it will not be the ceiling."""
     if ceiling.kind != "ceiling" or not ceiling.bytes:
         return False

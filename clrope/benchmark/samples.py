@@ -3,12 +3,14 @@ median of each turn."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,11 @@ def stats(nanoseconds: Sequence[float], ends: Sequence[int] = ()) -> Stats | Non
     spans = list(zip((0, *ends), ends, strict=False))
     turns = tuple(float(np.median(values[a:b])) for a, b in spans) if all(a < b for a, b in spans) else ()
     return Stats(float(values.min()), low, middle, high, len(values), turns)
+
+
+def middle(measured: Sequence[T], figure: Callable[[T], float]) -> T:
+    """Return of several measurements of the same, one at least, that whose figure is the median; of two the lower."""
+    return sorted(measured, key=figure)[(len(measured) - 1) // 2]
 
 
 def error_of_ratio(over: Sequence[float], under: Sequence[float], draws: int = 400) -> float | None:

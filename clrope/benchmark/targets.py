@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .results import Record, records
+from .samples import middle
 
 #: Sizes from here on have to cost in proportion to their bytes.
 LINEAR_FROM = 4 << 20
@@ -151,7 +152,7 @@ def _found(
         if median is not None and minimum is not None:
             found = _Found(median, minimum, record.name, bound(record), error(record))
             out.setdefault(record.name, []).append(found)
-    return [sorted(same, key=lambda f: f.value)[(len(same) - 1) // 2] for same in out.values()]
+    return [middle(same, lambda found: found.value) for same in out.values()]
 
 
 def _ceilings(chosen: Iterable[Record], device: str, name: str | None = None) -> list[_Found]:

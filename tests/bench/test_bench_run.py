@@ -132,7 +132,7 @@ def test_what_does_not_fit_the_device_is_refused(device, seed):
     assert "32768 bytes is more than the device's largest allocation, 1000" in own[0]["reason"]
 
 
-@pytest.mark.parametrize("name", ["rounds", "calls", "latency_calls"])
+@pytest.mark.parametrize("name", ["rounds", "peer_rounds", "repeats", "calls", "latency_calls"])
 def test_options_are_checked(name):
     with pytest.raises(ConfigError, match=f"{name}: got 0, the least allowed is 1"):
         Options(**{name: 0})
@@ -172,3 +172,13 @@ def test_files_that_are_no_results(text, match, tmp_path):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         results.read(tmp_path / "none.json")
+
+
+def test_repeats_are_records_of_their_own(device, seed):
+    seen = []
+    chosen = select(["decode-1/f32/normal/in/forward", "decode-1/f32/neox/in/forward"])
+    result = run(chosen, [device], small(seed=seed, with_peers=False, repeats=3), lambda *args: seen.append(args))
+    assert [w["name"] for w in result["workloads"]] == [w.name for w in chosen for _ in range(3)]
+    assert [args[:2] for args in seen] == [(k, 6) for k in range(7)]
+    assert result["options"]["repeats"] == 3
+    check_schema(result)

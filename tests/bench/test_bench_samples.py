@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clrope.benchmark.contender import Contender, Rota, event_ns, rounds, settle, warm_up
-from clrope.benchmark.samples import error_of_ratio, stats
+from clrope.benchmark.runner import hopeless
+from clrope.benchmark.samples import error_of_ratio, middle, stats
 
 
 def test_known_numbers():
@@ -34,6 +35,10 @@ def test_the_median_of_each_turn():
     assert found.to_dict()["turns"] == [3, 20, 7]
     assert stats([5, 1], [1, 1, 2]).turns == (), "a turn without samples belongs to no round"
     assert "turns" not in stats([5, 1]).to_dict()
+
+
+def test_the_middle_one_of_several():
+    assert [middle(list(text), ord) for text in ("b", "ca", "cab", "dbca", "eadcb")] == ["b", "a", "b", "b", "c"]
 
 
 def test_error_of_a_ratio():
@@ -135,6 +140,17 @@ def test_some_are_not_in_every_round(clock, most, count, turns):
     assert len(places) == turns
     assert places[0] == 0
     assert all(b - a <= -(-count // turns) for a, b in zip(places, [*places[1:], count], strict=True)), places
+
+
+def test_copies_far_from_the_best_have_no_hope(clock):
+    def ceiling(name, took, device="pocl", kind="ceiling"):
+        return Contender(kind, name, lambda i: None, lambda: None, bytes=1000, device=device, took=took)
+
+    best, near, far = ceiling("stream", 100), ceiling("copy", 139), ceiling("enqueue_copy", 141)
+    part, elsewhere, own = ceiling("windows", 500), ceiling("copy", 900, "intel"), ceiling("arrays", 900, kind="clrope")
+    everyone = [own, far, part, best, near, elsewhere]
+    assert [c for c in everyone if hopeless(c, everyone)] == [far]
+    assert hopeless(part, [*everyone, ceiling("windows", 300)])
 
 
 @pytest.mark.parametrize(
