@@ -218,3 +218,20 @@ def test_the_callers_context_and_queue(
         assert same(clrope.rope(x, 11, NEOX, device=given), want).all()
     on_it = Rope(NEOX, queue)(to_device(queue, x), 11)
     assert same(to_host(on_it), want).all()
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_launch_is_given_each_buffer_once(queue: cl.CommandQueue, several: bool, rng: np.random.Generator) -> None:
+    # Each one makes a launch longer, and a single tensor has no second one beside it.
+    arrays = [to_device(queue, host(rng, shape=(2, 5, heads, 16))) for heads in ((8, 2) if several else (8,))]
+    plan = Rope(NEOX, queue).plan(tuple(arrays), 3)
+    for _ in range(3):
+        for got, x in zip(plan.run(), arrays, strict=True):
+            assert same(to_host(got), emulate_rope(to_host(x), 3, NEOX)).all()
+    bound = plan.binding()
+    assert bound is not None
+    for launch in bound.launches:
+        given = [a for a in launch.arguments if isinstance(a, cl.MemoryObjectHolder)]
+        sides = [buffer for _, buffer in (*bound.inputs, *bound.outputs)]
+        assert len(given) == len({id(buffer) for buffer in given})
+        assert len([buffer for buffer in given if any(buffer is side for side in sides)]) == 2 * len(arrays)

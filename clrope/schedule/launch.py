@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,6 +83,10 @@ class Launch:
     def enqueue(self, queue: pyopencl.CommandQueue, wait_for: Sequence[Any] | None = None) -> pyopencl.Event:
         """Put the call on the queue and return its event."""
         return self._enqueue(queue, self.kernel, self.global_size, self.local_size, wait_for=wait_for)
+
+    def bound(self, queue: pyopencl.CommandQueue) -> Callable[[], pyopencl.Event]:
+        """Return `enqueue` for a queue and nothing to wait for, as quick as can be."""
+        return partial(self._enqueue, queue, self.kernel, self.global_size, self.local_size)
 
 
 def local_size_for(kind: str, dimensions: int) -> tuple[int, ...] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -140,6 +140,7 @@ class Plan:
         self._passed: list[Any] = []
         self._own_count = 0
         self._repeat: list[Launch] | None = None
+        self._again: list[tuple[Callable[[], pyopencl.Event], list[Any]]] = []
         self._bind()
 
     @property
@@ -215,6 +216,10 @@ class Plan:
         # First this plan's own last events, then others that need no waiting for.
         self._passed, self._own_count = list(events), len(events)
         self._repeat = self._repeatable()
+        if self._repeat is not None:
+            # What does not change is looked up once: a call of this size takes Python as long as the device.
+            calls = [launch.bound(self.queue) for launch in self._repeat]
+            self._again = list(zip(calls, self._step_arrays, strict=True))
 
     def _repeatable(self) -> list[Launch] | None:
         """Return the launches if running them again is all there is to a run: nothing to map, copy, or make anew."""
@@ -233,14 +238,14 @@ class Plan:
                 # What `in` compares with first is whether they are the same object, which they mostly are.
                 if event not in passed and not self._passes(event):
                     return False  # somebody else's work comes first
-        assert self._repeat is not None
-        queue = self.queue
-        events = [launch.enqueue(queue) for launch in self._repeat]
-        if self._hosts:
-            queue.finish()
-        for arrays, event in zip(self._step_arrays, events, strict=True):
+        events = []
+        for enqueue, arrays in self._again:
+            event = enqueue()
             for array in arrays:
-                array.events[:] = [event]
+                array.events[:] = (event,)
+            events.append(event)
+        if self._hosts:
+            self.queue.finish()
         self._passed[: self._own_count] = events
         self._own_count = len(events)
         return True
@@ -275,7 +280,7 @@ class Plan:
                 raise ShapeError("x: is the plan's own output, the plan was made to rotate out of place")
             parts.append(Part(taken, out, part.rotation))
         self._parts = parts
-        self._hosts, self._steps, self._fresh, self._repeat = [], [], True, None
+        self._hosts, self._steps, self._fresh, self._repeat, self._again = [], [], True, None, []
         self._bind()
 
     def _ready(self, step: _Step) -> list[Any]:
