@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +34,10 @@ _LEAST_ITEM_BYTES = 16384
 #: Bytes that a work-item shall have where there are enough of them: starting one costs time, and what is fetched ahead
 #: at its end is lost.
 _ITEM_BYTES = 65536
+#: Work-items for each compute unit where there is little to do.
+_FEWEST_ITEMS = 2
+#: What a kernel can count.
+_MOST_TOKENS = (1 << 31) - 1
 #: Work-items of a group that shares tiles in local memory. Where they run one after the other one would do, but PoCL's
 #: compiler gives up on groups of one that wait for a copy in a loop (`docs/drivers.md`).
 _TILE_GROUP = {"cpu": 4, "gpu": 64}
@@ -109,6 +113,8 @@ class Rotation:
         """
         if tables.full:  # which the variant was chosen without knowing
             variant = _fitted(variant, self, Signature.of(x, y), True)
+        if variant.kernel == "rows" and x[1].shape[0] > 1:
+            (x, y), second, row_stride = _one_batch((x, y), second, row_stride)
         xv = x[1]
         recipe = _recipe(
             self, device, variant, xv.shape, xv.dtype, row_stride, tables.full,
@@ -123,6 +129,27 @@ class Rotation:
             tensors += [*(_tensor(second[0]) + _tensor(second[1]) if second else _NO_TENSORS), recipe.heads2]
         arguments = [*tensors, *_tables(tables, xv.dtype), *recipe.numbers, *_local(recipe.local_bytes)]
         return Launch(built, recipe.name, recipe.global_size, recipe.local_size, arguments)
+
+
+def _one_batch(
+    first: tuple[Placed, Placed], second: tuple[Placed, Placed] | None, row_stride: int
+) -> tuple[tuple[Placed, Placed], tuple[Placed, Placed] | None, int]:
+    """Return the same with all batches as one, if they lie like further tokens and have rows of their own.
+
+    Work-items then get several of them at once: the tokens of a decode are each a batch.
+    """
+    batches, tokens = first[0][1].shape[:2]
+    places = [*first, *(second or ())]
+    if row_stride != tokens or batches * tokens > _MOST_TOKENS:
+        return first, second, row_stride
+    if tokens > 1 and any(view.strides[0] != tokens * view.strides[1] for _, view in places):
+        return first, second, row_stride
+    joined = []
+    for buffer, view in places:
+        step = view.strides[0] if tokens == 1 else view.strides[1]
+        shape = (1, batches * tokens, *view.shape[2:])
+        joined.append((buffer, replace(view, shape=shape, strides=(0, step, *view.strides[2:]))))
+    return (joined[0], joined[1]), (joined[2], joined[3]) if second else None, row_stride
 
 
 def _tensor(place: Placed, axes: int = 3) -> list[Any]:
@@ -248,8 +275,11 @@ def _tokens_per_item(device: DeviceInfo, tokens: int, heads: int, per_item: int,
     """Return how many tokens with all their heads a work-item gets: on a CPU more than one, where those are short."""
     if device.kind != "cpu" or per_item < heads:
         return 1
-    most = tokens // (device.compute_units * _ITEMS_PER_UNIT)
-    return max(1, min(most, _ITEM_BYTES // (heads * head_bytes)))
+    token_bytes = heads * head_bytes
+    # Of little work, fewer items: on Intel's runtime the first 64 of them take 0.1 us each.
+    items = max(_FEWEST_ITEMS, min(_ITEMS_PER_UNIT, tokens * token_bytes // (_ITEM_BYTES * device.compute_units)))
+    most = tokens // (device.compute_units * items)
+    return max(1, min(most, _ITEM_BYTES // token_bytes))
 
 
 def _alignment(buffer: pyopencl.Buffer) -> int:

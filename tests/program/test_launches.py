@@ -114,6 +114,54 @@ def test_heads_per_item(device: clrope.DeviceInfo, rng: np.random.Generator, mod
         assert rotated(device, x, out, RopeConfig(mode, 64), variant) == [variant]
 
 
+BATCHES = {
+    "one token each": ((6, 1, 3, 16), slice(None), True),
+    "one behind the other": ((3, 4, 3, 16), slice(None), True),
+    "tokens left out behind each": ((3, 4, 3, 16), slice(2), False),
+    "one of the tokens of each": ((6, 4, 3, 16), slice(1, 2), True),
+}
+
+
+@pytest.mark.parametrize("mode", ["normal", "neox"])
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("lie", BATCHES)
+def test_batches_with_positions_of_their_own_are_further_tokens(
+    device: clrope.DeviceInfo, rng: np.random.Generator, mode: Any, several: bool, lie: str
+) -> None:
+    shape, tokens, as_one = BATCHES[lie]
+    config = RopeConfig(mode)
+    x = rng.standard_normal(shape).astype(np.float32)[:, tokens]
+    positions = rng.integers(-9999, 9999, x.shape[:2])
+    given = (x, x[:, :, :1].copy()) if several else (x,)
+    op = clrope.Rope(config, device, variant=Variant(width=4))
+    for place, joined in ((positions, as_one), (positions[0], False)):
+        out = [np.full_like(a, np.nan) for a in given]
+        plan = op.plan(given, place, out=out, transfer="map")
+        for got, a in zip(plan.run(), given, strict=True):
+            assert got.tobytes() == emulate_rope(a, place, config).tobytes()
+        bound = plan.binding()
+        if bound is not None:
+            (launch,) = bound.launches
+            assert (launch.global_size[2] == 1) == joined
+
+
+def test_little_work_is_few_items(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    if device.kind != "cpu":
+        pytest.skip("a GPU wants many")
+    items = []
+    for batches in (1, 8, 64, 1024):
+        x = rng.standard_normal((batches, 1, 32, 128)).astype(np.float32)
+        plan = clrope.Rope(RopeConfig("neox"), device, variant=Variant(width=4)).plan(x, np.arange(batches)[:, None])
+        plan.run()
+        bound = plan.binding()
+        assert bound is not None
+        items.append(int(np.prod(bound.launches[0].global_size)))
+    assert items[0] == 1
+    assert items == sorted(items)
+    assert items[2] <= max(16, 2 * device.compute_units)
+    assert items[3] >= min(1024, 4 * device.compute_units)
+
+
 def test_every_candidate_gives_the_same(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     if device.kind != "cpu":
         pytest.skip("a candidate may be one that only a child process should try")
