@@ -34,7 +34,9 @@ _LEAST_ITEM_BYTES = 16384
 #: Bytes that a work-item shall have where there are enough of them: starting one costs time, and what is fetched ahead
 #: at its end is lost.
 _ITEM_BYTES = 65536
-#: Work-items for each compute unit where there is little to do.
+#: Where that makes less than `_ITEMS_PER_UNIT`: bytes of an item, and items at least, for each compute unit. Then
+#: starting them counts: on Intel's runtime each of the first 64 takes 0.1 us, of 28 that 1 MiB takes.
+_FEW_ITEM_BYTES = 131072
 _FEWEST_ITEMS = 2
 #: What a kernel can count.
 _MOST_TOKENS = (1 << 31) - 1
@@ -275,11 +277,10 @@ def _tokens_per_item(device: DeviceInfo, tokens: int, heads: int, per_item: int,
     """Return how many tokens with all their heads a work-item gets: on a CPU more than one, where those are short."""
     if device.kind != "cpu" or per_item < heads:
         return 1
-    token_bytes = heads * head_bytes
-    # Of little work, fewer items: on Intel's runtime the first 64 of them take 0.1 us each.
-    items = max(_FEWEST_ITEMS, min(_ITEMS_PER_UNIT, tokens * token_bytes // (_ITEM_BYTES * device.compute_units)))
-    most = tokens // (device.compute_units * items)
-    return max(1, min(most, _ITEM_BYTES // token_bytes))
+    token_bytes, units = heads * head_bytes, device.compute_units
+    items = min(_ITEMS_PER_UNIT, tokens * token_bytes // (_FEW_ITEM_BYTES * units))
+    item_bytes = _ITEM_BYTES if items == _ITEMS_PER_UNIT else _FEW_ITEM_BYTES
+    return max(1, min(tokens // (units * max(_FEWEST_ITEMS, items)), item_bytes // token_bytes))
 
 
 def _alignment(buffer: pyopencl.Buffer) -> int:
