@@ -16,6 +16,8 @@ Kind = Literal["clrope", "ceiling", "launch", "host", "peer"]
 BLOCK_S = 0.03
 #: Seconds of calls in a round, at most, that do not count.
 LEAD_IN_S = 0.25
+#: Calls in a row of each of those that share a turn, and calls before them that do not count.
+ALTERNATING, BEFORE_ALTERNATING = 20, 5
 #: Seconds to wait at most for threads of the one before that still spin.
 SETTLE_S = 0.5
 
@@ -51,6 +53,9 @@ class Contender:
               find in the cache what the first has just used.
     took:     nanoseconds of the quickest call of the warm-up.
     most_turns: of how many rounds it is at most, evenly spread; None: of all.
+    beside:   those with the same word share their turns, a few calls each over and over. Where a call takes
+              microseconds, up to half of them depend on whether its threads are on one processor or on two, which
+              changes from turn to turn.
     """
 
     kind: Kind
@@ -66,6 +71,7 @@ class Contender:
     profiled: Callable[[int], Any] | None = None
     rota: Rota = field(default_factory=Rota)
     most_turns: int | None = None
+    beside: str | None = None
     nmse: float | None = None
     wall: list[int] = field(default_factory=list)
     cpu: list[int] = field(default_factory=list)
@@ -151,30 +157,53 @@ def warm_up(contender: Contender, calls: int) -> None:
 def rounds(contenders: Sequence[Contender], count: int, seed: int = 0) -> None:
     """Time the contenders in turn, `count` rounds, each in an order of its own. First calls of a turn do not count.
 
+    Those with the same word as `beside` have their turns together.
+
     seed: of the orders. In one and the same order, what comes behind what becomes part of the ratios
     (docs/performance.md).
     """
-    order, draw = list(contenders), random.Random(seed)
+    draw = random.Random(seed)
+    alone = [[c] for c in contenders if c.beside is None]
+    words = dict.fromkeys(c.beside for c in contenders if c.beside is not None)
+    order = alone + [[c for c in contenders if c.beside == word] for word in words]
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         for number in range(count):
             draw.shuffle(order)
-            for contender in [c for c in order if c.takes_part(number, count)]:
-                settle()
-                _lead_in(contender)
-                for _ in range(contender._in_a_row):
-                    _timed(contender, record=True)
-                if contender.profiled is not None:
-                    for _ in range(max(2, contender._in_a_row // 10)):
-                        taken = event_ns(contender.profiled(contender.next_set()))
-                        if taken is not None:
-                            contender.event.append(taken)
-                contender.end_turn()
+            for group in order:
+                members = [c for c in group if c.takes_part(number, count)]
+                if members:
+                    _turn(members, draw)
     finally:
         if collecting:
             gc.enable()
+
+
+def _turn(members: list[Contender], draw: random.Random) -> None:
+    settle()
+    for contender in members:
+        _lead_in(contender)
+    several = len(members) > 1
+    left = {contender: contender._in_a_row for contender in members}
+    while any(left.values()):
+        if several:
+            draw.shuffle(members)
+        for contender in members:
+            calls = min(left[contender], ALTERNATING) if several else left[contender]
+            for _ in range(BEFORE_ALTERNATING if several and calls else 0):
+                _timed(contender, record=False)
+            for _ in range(calls):
+                _timed(contender, record=True)
+            left[contender] -= calls
+    for contender in members:
+        if contender.profiled is not None:
+            for _ in range(max(2, contender._in_a_row // 10)):
+                taken = event_ns(contender.profiled(contender.next_set()))
+                if taken is not None:
+                    contender.event.append(taken)
+        contender.end_turn()
 
 
 def _lead_in(contender: Contender) -> None:

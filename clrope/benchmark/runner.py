@@ -235,6 +235,10 @@ def _device_side(gathering: _Gathering, bench: Bench, inputs: Inputs, judge: Jud
         gathering.failures += failed
         for made in made_here:
             gathering.take(made, sets)
+        if workload.latency:
+            for made in gathering.contenders:
+                if made.device == label:
+                    made.beside = label
     except (RopeError, cl.Error) as error:
         gathering.failures.append(failure("clrope", "arrays", "error", _line(error), label))
 

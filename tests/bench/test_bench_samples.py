@@ -1,5 +1,7 @@
 """Statistics of times, and the order in which contenders take turns."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -140,6 +142,25 @@ def test_some_are_not_in_every_round(clock, most, count, turns):
     assert len(places) == turns
     assert places[0] == 0
     assert all(b - a <= -(-count // turns) for a, b in zip(places, [*places[1:], count], strict=True)), places
+
+
+def test_some_share_their_turns(clock):
+    turns = Turns(clock)
+    a, b = turns.contender("a", beside="pocl"), turns.contender("b", beside="pocl", most_turns=1)
+    c, other = turns.contender("c", takes=70, beside="pocl"), turns.contender("d")
+    for made in (a, b, c, other):
+        warm_up(made, 50)
+    turns.order.clear()
+    rounds([a, other, b, c], 3)
+    assert (a.wall, b.wall, c.wall, other.wall) == ([1000] * 150, [1000] * 50, [70] * 150, [1000] * 150)
+    assert [len(made.to_dict()["wall"]["turns"]) for made in (a, b, c, other)] == [3, 1, 3, 3]
+    names = "".join(name for name, _ in turns.order)
+    # Without the fourth, whose turns are its own: parts of 25 calls, 20 of them counted, the last ones of 15 and 10.
+    alone, shared = (re.findall(f"{among}+", names) for among in ("d", "[abc]"))
+    assert [len(part) for part in alone] in ([51] * 3, [51, 102], [102, 51], [153])
+    assert "".join(shared).count("b") == 1 + 50 + 3 * 5
+    longest = max(len(part) for part in re.findall("a+|b+|c+", "".join(shared)))
+    assert longest <= 2 * 25 + 1, "two parts of one follow each other at most"
 
 
 def test_copies_far_from_the_best_have_no_hope(clock):
