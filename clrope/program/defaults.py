@@ -54,8 +54,10 @@ def _large_or_small(device: DeviceInfo, purpose: Purpose) -> Variant:
         return Variant(width=width, access="clang", prepared=True, nan=nan)
     if purpose.in_place:
         # The lines are in the cache when they are written: going past it would only throw them out. Of all types and
-        # pairings f16 and normal are where making the angles was quicker than reading them (docs/performance.md).
-        angles: Angles = "fused" if purpose.dtype == "f16" and purpose.pairing == "normal" else "cached"
+        # pairings f16 and normal are where making the angles was quicker than reading them, by vectors of 16
+        # (docs/performance.md).
+        fused = (purpose.dtype, purpose.pairing, width) == ("f16", "normal", 16)
+        angles: Angles = "fused" if fused else "cached"
         return Variant(width=width, access="clang", prepared=True, prefetch=PREFETCH, nan=nan, angles=angles)
     # A plain store first reads the line that it will overwrite, a third more traffic.
     return Variant(width=width, access="clang", prepared=True, store="nontemporal", prefetch=PREFETCH, nan=nan)

@@ -250,8 +250,16 @@ def test_defaults(dtype: str, mode: Pairing, in_place: bool, size: str, cpu: obj
             else:
                 assert variant in candidates(kind, dtype, mode)
                 # Only where it was measured to be quicker: never for neox, where a pair may have one of four positions.
-                made = (dtype, mode, in_place, size) == ("f16", "normal", True, "large")
+                made = (dtype, mode, in_place, size, variant.width) == ("f16", "normal", True, "large", 16)
                 assert variant.angles == ("fused" if made and variant.prefetch else "cached")
             if in_place:
                 assert variant.store == "plain"
             assert variant.store == "plain" or size == "large"
+
+
+@pytest.mark.parametrize(("lanes", "angles"), [(8, "cached"), (16, "fused")])
+def test_the_default_makes_angles_only_by_vectors_of_16(cpu: object, lanes: int, angles: str) -> None:
+    widths = cpu.native_widths._replace(float=lanes)  # type: ignore[attr-defined]
+    target = replace(cpu, platform="Intel(R) OpenCL", kind="cpu", native_widths=widths)  # type: ignore[type-var]
+    variant = default_for(target, Purpose("f16", "normal", True, "large"))  # type: ignore[arg-type]
+    assert (variant.width, variant.angles, bool(variant.prefetch)) == (lanes, angles, True)
