@@ -227,6 +227,7 @@ def _device_side(gathering: _Gathering, bench: Bench, inputs: Inputs, judge: Jud
     try:
         # Taking times costs little beside megabytes, and much beside an empty launch.
         sets = DeviceSets(bench.plain if workload.latency else bench.profiled, bench.device, inputs)
+        before = len(gathering.contenders)
         gathering.take(on_device(sets, bench.profiled, judge, label), sets)
         if workload.latency:
             for made in bench.ceilings.launches(bench.plain):
@@ -236,9 +237,8 @@ def _device_side(gathering: _Gathering, bench: Bench, inputs: Inputs, judge: Jud
         for made in made_here:
             gathering.take(made, sets)
         if workload.latency:
-            for made in gathering.contenders:
-                if made.device == label:
-                    made.beside = label
+            for made in gathering.contenders[before:]:
+                made.beside = label
     except (RopeError, cl.Error) as error:
         gathering.failures.append(failure("clrope", "arrays", "error", _line(error), label))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from ..arrays import Operand, check_out, operand
 from ..errors import DeviceError, ShapeError
@@ -99,6 +99,17 @@ class Binding:
     outputs: Sequence[tuple[Operand, Any]]
 
 
+class _Again(NamedTuple):
+    """A launch of a further run: what does not change looked up, because small calls take Python as long as the device.
+
+    arrays: those whose event it makes.
+    """
+
+    launch: Launch
+    enqueue: Callable[[], pyopencl.Event]
+    arrays: list[Any]
+
+
 class Plan:
     """A checked and bound call. Made by `Rope.plan`; `run()` does the work and returns the result.
 
@@ -139,8 +150,7 @@ class Plan:
         self._fresh = True
         self._passed: list[Any] = []
         self._own_count = 0
-        self._repeat: list[Launch] | None = None
-        self._again: list[tuple[Callable[[], pyopencl.Event], list[Any]]] = []
+        self._repeat: list[_Again] | None = None
         self._bind()
 
     @property
@@ -166,7 +176,7 @@ class Plan:
         inputs = [(part.x, step.x[0]) for part, step in placed]
         outputs = [(part.out, step.y[0]) for part, step in placed]
         tables = [step.tables for step in self._steps if step.tables is not None]
-        return Binding(self.queue, self._repeat, tables, inputs, outputs)
+        return Binding(self.queue, [again.launch for again in self._repeat], tables, inputs, outputs)
 
     @property
     def out(self) -> Any:
@@ -216,19 +226,18 @@ class Plan:
         # First this plan's own last events, then others that need no waiting for.
         self._passed, self._own_count = list(events), len(events)
         self._repeat = self._repeatable()
-        if self._repeat is not None:
-            # What does not change is looked up once: a call of this size takes Python as long as the device.
-            calls = [launch.bound(self.queue) for launch in self._repeat]
-            self._again = list(zip(calls, self._step_arrays, strict=True))
 
-    def _repeatable(self) -> list[Launch] | None:
+    def _repeatable(self) -> list[_Again] | None:
         """Return the launches if running them again is all there is to a run: nothing to map, copy, or make anew."""
         launches = [step.launch for step in self._steps if step.launch is not None]
         direct = all(host.direct for host in self._hosts) and (
             self._map or all(part.x.kind == "opencl" for part in self._parts)
         )
         if direct and self.source.constant and len(launches) == len(self._steps) and in_order(self.queue):
-            return launches
+            return [
+                _Again(launch, launch.bound(self.queue), arrays)
+                for launch, arrays in zip(launches, self._step_arrays, strict=True)
+            ]
         return None
 
     def _repeat_run(self) -> bool:
@@ -238,8 +247,9 @@ class Plan:
                 # What `in` compares with first is whether they are the same object, which they mostly are.
                 if event not in passed and not self._passes(event):
                     return False  # somebody else's work comes first
+        assert self._repeat is not None
         events = []
-        for enqueue, arrays in self._again:
+        for _, enqueue, arrays in self._repeat:
             event = enqueue()
             for array in arrays:
                 array.events[:] = (event,)
@@ -280,7 +290,7 @@ class Plan:
                 raise ShapeError("x: is the plan's own output, the plan was made to rotate out of place")
             parts.append(Part(taken, out, part.rotation))
         self._parts = parts
-        self._hosts, self._steps, self._fresh, self._repeat, self._again = [], [], True, None, []
+        self._hosts, self._steps, self._fresh, self._repeat = [], [], True, None
         self._bind()
 
     def _ready(self, step: _Step) -> list[Any]:

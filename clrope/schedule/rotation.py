@@ -34,9 +34,10 @@ _LEAST_ITEM_BYTES = 16384
 #: Bytes that a work-item shall have where there are enough of them: starting one costs time, and what is fetched ahead
 #: at its end is lost.
 _ITEM_BYTES = 65536
-#: Where that makes less than `_ITEMS_PER_UNIT`: bytes of an item, and items at least, for each compute unit. Then
-#: starting them counts: on Intel's runtime each of the first 64 takes 0.1 us, of 28 that 1 MiB takes.
-_FEW_ITEM_BYTES = 131072
+#: Bytes below which starting work-items counts (on Intel's runtime each of the first 64 takes 0.1 us, of 28 for 1 MiB).
+#: Then: bytes of an item, and items for each compute unit at least.
+_LITTLE_BYTES = 4 << 20
+_LITTLE_ITEM_BYTES = 131072
 _FEWEST_ITEMS = 2
 #: What a kernel can count.
 _MOST_TOKENS = (1 << 31) - 1
@@ -115,43 +116,42 @@ class Rotation:
         """
         if tables.full:  # which the variant was chosen without knowing
             variant = _fitted(variant, self, Signature.of(x, y), True)
+        places = [x, y, *(second or ())]
         if variant.kernel == "rows" and x[1].shape[0] > 1:
-            (x, y), second, row_stride = _one_batch((x, y), second, row_stride)
-        xv = x[1]
+            places = _one_batch(places, row_stride)
+        xv, heads2 = places[0][1], second[0][1].shape[2] if second else 0
         recipe = _recipe(
             self, device, variant, xv.shape, xv.dtype, row_stride, tables.full,
-            tables.options if isinstance(tables, Phases) else (), second[0][1].shape[2] if second else 0,
+            tables.options if isinstance(tables, Phases) else (), heads2,
         )  # fmt: skip
         built = program(context, device.cl_device, recipe.source, recipe.options)
         if variant.kernel == "strided":
             tensors = [*_tensor(x, 4), *_tensor(y, 4)]
         else:
-            tensors = [*_tensor(x), *_tensor(y), recipe.heads]
+            tensors = [*_tensor(places[0]), *_tensor(places[1]), recipe.heads]
         if variant.kernel == "rows":
-            tensors += [*(_tensor(second[0]) + _tensor(second[1]) if second else _NO_TENSORS), recipe.heads2]
+            others = [argument for place in places[2:] for argument in _tensor(place)]
+            tensors += [*(others or _NO_TENSORS), recipe.heads2]
         arguments = [*tensors, *_tables(tables, xv.dtype), *recipe.numbers, *_local(recipe.local_bytes)]
         return Launch(built, recipe.name, recipe.global_size, recipe.local_size, arguments)
 
 
-def _one_batch(
-    first: tuple[Placed, Placed], second: tuple[Placed, Placed] | None, row_stride: int
-) -> tuple[tuple[Placed, Placed], tuple[Placed, Placed] | None, int]:
+def _one_batch(places: list[Placed], row_stride: int) -> list[Placed]:
     """Return the same with all batches as one, if they lie like further tokens and have rows of their own.
 
     Work-items then get several of them at once: the tokens of a decode are each a batch.
     """
-    batches, tokens = first[0][1].shape[:2]
-    places = [*first, *(second or ())]
+    batches, tokens = places[0][1].shape[:2]
     if row_stride != tokens or batches * tokens > _MOST_TOKENS:
-        return first, second, row_stride
+        return places
     if tokens > 1 and any(view.strides[0] != tokens * view.strides[1] for _, view in places):
-        return first, second, row_stride
+        return places
     joined = []
     for buffer, view in places:
         step = view.strides[0] if tokens == 1 else view.strides[1]
         shape = (1, batches * tokens, *view.shape[2:])
         joined.append((buffer, replace(view, shape=shape, strides=(0, step, *view.strides[2:]))))
-    return (joined[0], joined[1]), (joined[2], joined[3]) if second else None, row_stride
+    return joined
 
 
 def _tensor(place: Placed, axes: int = 3) -> list[Any]:
@@ -277,10 +277,12 @@ def _tokens_per_item(device: DeviceInfo, tokens: int, heads: int, per_item: int,
     """Return how many tokens with all their heads a work-item gets: on a CPU more than one, where those are short."""
     if device.kind != "cpu" or per_item < heads:
         return 1
-    token_bytes, units = heads * head_bytes, device.compute_units
-    items = min(_ITEMS_PER_UNIT, tokens * token_bytes // (_FEW_ITEM_BYTES * units))
-    item_bytes = _ITEM_BYTES if items == _ITEMS_PER_UNIT else _FEW_ITEM_BYTES
-    return max(1, min(tokens // (units * max(_FEWEST_ITEMS, items)), item_bytes // token_bytes))
+    token_bytes = heads * head_bytes
+    item_bytes, items = _ITEM_BYTES, device.compute_units * _ITEMS_PER_UNIT
+    if tokens * token_bytes < _LITTLE_BYTES:
+        item_bytes = _LITTLE_ITEM_BYTES
+        items = max(device.compute_units * _FEWEST_ITEMS, min(items, tokens * token_bytes // item_bytes))
+    return max(1, min(tokens // items, item_bytes // token_bytes))
 
 
 def _alignment(buffer: pyopencl.Buffer) -> int:

@@ -140,6 +140,8 @@ def test_batches_with_positions_of_their_own_are_further_tokens(
         for got, a in zip(plan.run(), given, strict=True):
             assert got.tobytes() == emulate_rope(a, place, config).tobytes()
         bound = plan.binding()
+        # Where the device has memory of its own there is none.
+        assert bound is not None or device.kind != "cpu"
         if bound is not None:
             (launch,) = bound.launches
             assert (launch.global_size[2] == 1) == joined
@@ -158,7 +160,7 @@ def test_little_work_is_few_items(device: clrope.DeviceInfo, rng: np.random.Gene
         items.append(int(np.prod(bound.launches[0].global_size)))
     assert items[0] == 1
     assert items == sorted(items)
-    assert items[2] <= max(16, 2 * device.compute_units)
+    assert items[2] <= max(16, 4 * device.compute_units)
     assert items[3] >= min(1024, 4 * device.compute_units)
 
 
