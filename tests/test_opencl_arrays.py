@@ -235,3 +235,14 @@ def test_a_launch_is_given_each_buffer_once(queue: cl.CommandQueue, several: boo
         sides = [buffer for _, buffer in (*bound.inputs, *bound.outputs)]
         assert len(given) == len({id(buffer) for buffer in given})
         assert len([buffer for buffer in given if any(buffer is side for side in sides)]) == 2 * len(arrays)
+
+
+def test_each_run_leaves_its_own_event(queue: cl.CommandQueue, rng: np.random.Generator) -> None:
+    array = to_device(queue, host(rng))
+    plan = Rope(NEOX, queue).plan(array, 3)
+    seen: list[cl.Event] = []
+    for _ in range(4):
+        out = plan.run()
+        assert out.events
+        assert not any(event in seen for event in out.events)
+        seen += out.events
