@@ -16,7 +16,7 @@ INTEL = "Intel(R) OpenCL"
 #: What `platform.machine` calls the processors whose NaNs have no lower bits of their own.
 X86 = ("x86_64", "AMD64")
 #: Versions of PoCL that its spellings were tried on, as its driver version begins.
-POCL_TRIED = ("3.0",)
+POCL_TRIED = ("3.0", "3.1")
 #: Bytes of a tensor from which it counts as large: it no longer lies in a core's own cache beside its result.
 LARGE_BYTES = 1 << 20
 #: The same where it was measured to be otherwise. On Intel's runtime plain stores win at 1 MiB; PoCL's threads change

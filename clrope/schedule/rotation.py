@@ -39,8 +39,8 @@ _ITEM_BYTES = 65536
 _LITTLE_BYTES = 4 << 20
 _LITTLE_ITEM_BYTES = 131072
 _FEWEST_ITEMS = 2
-#: What a kernel can count.
-_MOST_TOKENS = (1 << 31) - 1
+#: Tokens or heads that a kernel can count.
+_MOST = (1 << 31) - 1
 #: Work-items of a group that shares tiles in local memory. Where they run one after the other one would do, but PoCL's
 #: compiler gives up on groups of one that wait for a copy in a loop (`docs/drivers.md`).
 _TILE_GROUP = {"cpu": 4, "gpu": 64}
@@ -119,7 +119,7 @@ class Rotation:
         places = [x, y, *(second or ())]
         if variant.kernel == "rows" and x[1].shape[0] > 1:
             places = _one_batch(places, row_stride)
-        xv, heads2 = places[0][1], second[0][1].shape[2] if second else 0
+        xv, heads2 = places[0][1], places[2][1].shape[2] if second else 0
         recipe = _recipe(
             self, device, variant, xv.shape, xv.dtype, row_stride, tables.full,
             tables.options if isinstance(tables, Phases) else (), heads2,
@@ -137,21 +137,34 @@ class Rotation:
 
 
 def _one_batch(places: list[Placed], row_stride: int) -> list[Placed]:
-    """Return the same with all batches as one, if they lie like further tokens and have rows of their own.
+    """Return the same with all batches as one where a launch can take them for something else of that.
 
-    Work-items then get several of them at once: the tokens of a decode are each a batch.
+    Those with rows of their own, if they lie like further tokens, are that; those of one token in the same row, if they
+    lie like further heads, are that. Work-items then get several of them at once: the tokens of a decode are each a
+    batch.
     """
     batches, tokens = places[0][1].shape[:2]
-    if row_stride != tokens or batches * tokens > _MOST_TOKENS:
-        return places
-    if tokens > 1 and any(view.strides[0] != tokens * view.strides[1] for _, view in places):
-        return places
-    joined = []
-    for buffer, view in places:
-        step = view.strides[0] if tokens == 1 else view.strides[1]
-        shape = (1, batches * tokens, *view.shape[2:])
-        joined.append((buffer, replace(view, shape=shape, strides=(0, step, *view.strides[2:]))))
-    return joined
+    if row_stride == tokens and batches * tokens <= _MOST:
+        if tokens > 1 and any(view.strides[0] != tokens * view.strides[1] for _, view in places):
+            return places
+        return [(buffer, _as_tokens(view)) for buffer, view in places]
+    if row_stride == 0 and tokens == 1:
+        if any(view.strides[0] != view.shape[2] * view.strides[2] for _, view in places):
+            return places
+        if batches * sum(view.shape[2] for _, view in places[::2]) <= _MOST:
+            return [(buffer, _as_heads(view)) for buffer, view in places]
+    return places
+
+
+def _as_tokens(view: TensorView) -> TensorView:
+    (batches, tokens, heads, head_dim), (batch_step, token_step, head_step, element_step) = view.shape, view.strides
+    step = batch_step if tokens == 1 else token_step
+    return replace(view, shape=(1, batches * tokens, heads, head_dim), strides=(0, step, head_step, element_step))
+
+
+def _as_heads(view: TensorView) -> TensorView:
+    (batches, _, heads, head_dim), (_, _, head_step, element_step) = view.shape, view.strides
+    return replace(view, shape=(1, 1, batches * heads, head_dim), strides=(0, 0, head_step, element_step))
 
 
 def _tensor(place: Placed, axes: int = 3) -> list[Any]:
@@ -265,11 +278,19 @@ def _recipe(
     )  # fmt: skip
 
 
+def _items(device: DeviceInfo, nbytes: int) -> int:
+    """Return how many work-items a CPU should have for so many bytes."""
+    items = device.compute_units * _ITEMS_PER_UNIT
+    if nbytes >= _LITTLE_BYTES:
+        return max(1, items)
+    return max(device.compute_units * _FEWEST_ITEMS, min(items, nbytes // _LITTLE_ITEM_BYTES), 1)
+
+
 def _heads_per_item(device: DeviceInfo, tokens: int, heads: int, head_bytes: int) -> int:
     if device.kind != "cpu":
         return 1
-    wanted = max(1, device.compute_units * _ITEMS_PER_UNIT)
-    groups = min(heads, max(1, -(-wanted // max(1, tokens))))
+    wanted = _items(device, tokens * heads * head_bytes)
+    groups = min(heads, -(-wanted // max(1, tokens)))
     return min(heads, max(-(-heads // groups), -(-_LEAST_ITEM_BYTES // head_bytes)))
 
 
@@ -278,11 +299,8 @@ def _tokens_per_item(device: DeviceInfo, tokens: int, heads: int, per_item: int,
     if device.kind != "cpu" or per_item < heads:
         return 1
     token_bytes = heads * head_bytes
-    item_bytes, items = _ITEM_BYTES, device.compute_units * _ITEMS_PER_UNIT
-    if tokens * token_bytes < _LITTLE_BYTES:
-        item_bytes = _LITTLE_ITEM_BYTES
-        items = max(device.compute_units * _FEWEST_ITEMS, min(items, tokens * token_bytes // item_bytes))
-    return max(1, min(tokens // items, item_bytes // token_bytes))
+    item_bytes = _ITEM_BYTES if tokens * token_bytes >= _LITTLE_BYTES else _LITTLE_ITEM_BYTES
+    return max(1, min(tokens // _items(device, tokens * token_bytes), item_bytes // token_bytes))
 
 
 def _alignment(buffer: pyopencl.Buffer) -> int:

@@ -114,27 +114,28 @@ def test_heads_per_item(device: clrope.DeviceInfo, rng: np.random.Generator, mod
         assert rotated(device, x, out, RopeConfig(mode, 64), variant) == [variant]
 
 
+# Shape, which tokens, and whether a launch takes the batches for one: with positions of their own, with shared ones.
 BATCHES = {
-    "one token each": ((6, 1, 3, 16), slice(None), True),
-    "one behind the other": ((3, 4, 3, 16), slice(None), True),
-    "tokens left out behind each": ((3, 4, 3, 16), slice(2), False),
-    "one of the tokens of each": ((6, 4, 3, 16), slice(1, 2), True),
+    "one token each": ((6, 1, 3, 16), slice(None), True, True),
+    "one behind the other": ((3, 4, 3, 16), slice(None), True, False),
+    "tokens left out behind each": ((3, 4, 3, 16), slice(2), False, False),
+    "one of the tokens of each": ((6, 4, 3, 16), slice(1, 2), True, False),
 }
 
 
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("lie", BATCHES)
-def test_batches_with_positions_of_their_own_are_further_tokens(
+def test_batches_are_further_tokens_or_heads(
     device: clrope.DeviceInfo, rng: np.random.Generator, mode: Any, several: bool, lie: str
 ) -> None:
-    shape, tokens, as_one = BATCHES[lie]
+    shape, tokens, own, shared = BATCHES[lie]
     config = RopeConfig(mode)
     x = rng.standard_normal(shape).astype(np.float32)[:, tokens]
     positions = rng.integers(-9999, 9999, x.shape[:2])
     given = (x, x[:, :, :1].copy()) if several else (x,)
     op = clrope.Rope(config, device, variant=Variant(width=4))
-    for place, joined in ((positions, as_one), (positions[0], False)):
+    for place, joined in ((positions, own), (positions[0], shared)):
         out = [np.full_like(a, np.nan) for a in given]
         plan = op.plan(given, place, out=out, transfer="map")
         for got, a in zip(plan.run(), given, strict=True):

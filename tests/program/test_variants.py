@@ -241,14 +241,21 @@ def test_candidates(kind: str, dtype: str, mode: Pairing) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_defaults(dtype: str, mode: Pairing, in_place: bool, size: str, cpu: object) -> None:
     purpose = Purpose(dtype, mode, in_place, size)  # type: ignore[arg-type]
-    for platform in ("Portable Computing Language", "Intel(R) OpenCL", "Something New"):
+    for platform, driver, tried in (
+        ("Portable Computing Language", "3.0-rc2", True),
+        ("Portable Computing Language", "3.1+debian", True),
+        ("Portable Computing Language", "99.1", False),
+        ("Intel(R) OpenCL", "2026.22.10.0.01_160000", True),
+        ("Something New", "3.0", False),
+    ):
         for kind in ("cpu", "gpu", "accelerator", "custom"):
-            target = replace(cpu, platform=platform, kind=kind)  # type: ignore[type-var]
+            target = replace(cpu, platform=platform, driver_version=driver, kind=kind)  # type: ignore[type-var]
             variant = default_for(target, purpose)  # type: ignore[arg-type]
-            if kind != "cpu" or platform == "Something New":
+            if kind != "cpu" or not tried:
                 assert variant == default_variant(kind, dtype, mode)
             else:
                 assert variant in candidates(kind, dtype, mode)
+                assert (variant.access, variant.prepared) == ("clang", True)
                 # Only where it was measured to be quicker: never for neox, where a pair may have one of four positions.
                 made = (dtype, mode, in_place, size, variant.width) == ("f16", "normal", True, "large", 16)
                 assert variant.angles == ("fused" if made and variant.prefetch else "cached")
