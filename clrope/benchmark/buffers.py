@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..device.cache import host_cache_bytes, largest_cache, sets_beyond
 from ..layout import DTYPES
 from .contender import Rota
 from .workloads import LINE, Workload
@@ -23,25 +22,10 @@ if TYPE_CHECKING:
 
     from ..device import DeviceInfo
 
-#: Bytes that all sets together have at least, and as a multiple of the largest cache.
-LEAST_BYTES = 256 << 20
-CACHE_MULTIPLE = 4
-MOST_SETS = 64
 #: What outputs hold before they are checked: finite, large and unlikely in every type.
 POISON = 0x5A
 
 Bytes = npt.NDArray[np.uint8]
-
-
-@lru_cache(maxsize=1)
-def host_cache_bytes() -> int:
-    """Return the size of the largest cache of this machine's CPU, 0 if it cannot be read."""
-    largest = 0
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = path.read_text(encoding="ascii").strip()
-        number = int(text.rstrip("KMG") or 0)
-        largest = max(largest, number << {"K": 10, "M": 20, "G": 30}.get(text[-1:], 0))
-    return largest
 
 
 def sets_needed(workload: Workload, cache_bytes: int) -> int:
@@ -50,8 +34,7 @@ def sets_needed(workload: Workload, cache_bytes: int) -> int:
         return workload.sets
     if workload.cached:
         return 1
-    wanted = max(LEAST_BYTES, CACHE_MULTIPLE * cache_bytes)
-    return max(1, min(MOST_SETS, -(-wanted // (sides(workload) * block_bytes(workload)))))
+    return sets_beyond(cache_bytes, sides(workload) * block_bytes(workload))
 
 
 def block_bytes(workload: Workload) -> int:
@@ -138,8 +121,7 @@ class DeviceSets:
 
         workload = inputs.workload
         self.queue, self.inputs = queue, inputs
-        cache = max(host_cache_bytes() if device.kind == "cpu" else 0, int(queue.device.global_mem_cache_size or 0))
-        self.count = sets_needed(workload, cache)
+        self.count = sets_needed(workload, largest_cache(device))
         self.rota = Rota()
         size = block_bytes(workload)
 

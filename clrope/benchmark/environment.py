@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ..device import DeviceInfo
+from ..device.cache import host_cache_bytes
 from ..device.info import cpu_fields, cpu_model
 from ..program.source import kernel_folder, kernel_hash
-from .buffers import host_cache_bytes, usable_cpus
+from .buffers import usable_cpus
 
 PACKAGES = ("clrope", "numpy", "pyopencl", "ml-dtypes", "pocl-binary-distribution", "intel-opencl-rt")
 #: Environment variables that change what drivers and libraries do.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BuildError
@@ -35,8 +36,13 @@ ITEM_BYTES = {"cpu": 16384}
 VECTOR_BYTES = 32
 
 
-def ceiling_launches(context: pyopencl.Context, device: DeviceInfo, x: Any, y: Any, nbytes: int) -> list[Any]:
-    """Return bound launches that copy x to y, or scale where they are one buffer; spellings that do not build lack."""
+def ceiling_launches(
+    context: pyopencl.Context, device: DeviceInfo, places: Sequence[tuple[Any, Any]], nbytes: int
+) -> list[list[Any]]:
+    """Return for each spelling that builds the bound launches that copy x to y, or scale where those are one buffer.
+
+    places: (x, y), all of one kind.
+    """
     import numpy as np
 
     from ..schedule.launch import Launch, local_size_for
@@ -46,11 +52,12 @@ def ceiling_launches(context: pyopencl.Context, device: DeviceInfo, x: Any, y: A
         item //= 2
     out = []
     for store in ([], ["-DNONTEMPORAL"]):
-        options = [f"-DVECTORS={item // VECTOR_BYTES}", *(["-DSCALE"] if x is y else []), *store]
+        scale = places[0][0] is places[0][1]
+        options = [f"-DVECTORS={item // VECTOR_BYTES}", *(["-DSCALE"] if scale else []), *store]
         try:
             built = build(context, device.cl_device, SOURCE, options)
         except BuildError:
             continue
-        size = (nbytes // item,)
-        out.append(Launch(built, "ceiling", size, local_size_for(device.kind, 1), [x, y, np.float32(1.0)]))
+        size, local = (nbytes // item,), local_size_for(device.kind, 1)
+        out.append([Launch(built, "ceiling", size, local, [x, y, np.float32(1.0)]) for x, y in places])
     return out

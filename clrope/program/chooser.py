@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 from ..errors import DeviceError
 from . import tuning
 from .defaults import default_for, size_class
-from .outcome import Purpose
+from .outcome import Purpose, SizeClass
 from .variants import STRIDED, Placement, Variant, default_variant
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
 
 
-def choose(device: DeviceInfo, place: Placement) -> Variant:
+def choose(device: DeviceInfo, place: Placement, nbytes: int | None = None) -> Variant:
     """Return the spelling for a launch that its caller left to the chooser.
 
+    nbytes: what the call rotates altogether, which decides its size class; the tensor's own, if None.
     In this order: the winner of tuning, the device's default, the safe one for its kind, the strided one; each as it
     fits the place (`Variant.fitted`), the first that did not fail when it was tried.
     Raises `DeviceError` if all of them did.
@@ -26,7 +27,8 @@ def choose(device: DeviceInfo, place: Placement) -> Variant:
     # The strided kernel also does pairs that lie differently; what is known of it does not depend on that.
     known = tuning.known(device, dtype, pairing or "neox")
     broken = known.broken
-    for variant in _in_order(device, place, known):
+    size = size_class(device, place.x.nbytes if nbytes is None else nbytes)
+    for variant in _in_order(device, place, size, known):
         fitted = variant.fitted(place)
         if fitted.spelling not in broken:
             return fitted
@@ -37,10 +39,10 @@ def choose(device: DeviceInfo, place: Placement) -> Variant:
     )
 
 
-def _in_order(device: DeviceInfo, place: Placement, known: tuning.Known) -> Iterator[Variant]:
+def _in_order(device: DeviceInfo, place: Placement, size: SizeClass, known: tuning.Known) -> Iterator[Variant]:
     dtype, pairing = place.x.dtype, place.geometry.pairing
     if pairing is not None:
-        purpose = Purpose(dtype, pairing, place.in_place, size_class(device, place.x.nbytes))
+        purpose = Purpose(dtype, pairing, place.in_place, size)
         winner = known.winner(purpose.in_place, purpose.size)
         if winner is not None:
             yield winner

@@ -17,16 +17,20 @@ INTEL = "Intel(R) OpenCL"
 X86 = ("x86_64", "AMD64")
 #: Versions of PoCL that its spellings were tried on, as its driver version begins.
 POCL_TRIED = ("3.0", "3.1")
-#: Bytes of a tensor from which it counts as large: it no longer lies in a core's own cache beside its result.
-LARGE_BYTES = 1 << 20
+#: Bytes of a call's tensors from which it counts as medium: they no longer lie in a core's own cache beside its result.
+MEDIUM_BYTES = 1 << 20
 #: The same where it was measured to be otherwise. On Intel's runtime plain stores win at 1 MiB; PoCL's threads change
 #: processors between calls, so that what a core's own cache holds is of little use there.
-LARGE_BYTES_OF = {INTEL: 2 << 20}
+MEDIUM_BYTES_OF = {INTEL: 2 << 20}
+#: Bytes from which it counts as large: what computed the tensors has hardly left them in a cache that cores share.
+LARGE_BYTES = 32 << 20
 
 
 def size_class(device: DeviceInfo, nbytes: int) -> SizeClass:
-    """Return the size class of a tensor of so many bytes on a device."""
-    return "large" if nbytes >= LARGE_BYTES_OF.get(device.platform, LARGE_BYTES) else "small"
+    """Return the size class of a call that rotates so many bytes on a device."""
+    if nbytes >= LARGE_BYTES:
+        return "large"
+    return "medium" if nbytes >= MEDIUM_BYTES_OF.get(device.platform, MEDIUM_BYTES) else "small"
 
 
 def default_for(device: DeviceInfo, purpose: Purpose) -> Variant:
@@ -37,11 +41,11 @@ def default_for(device: DeviceInfo, purpose: Purpose) -> Variant:
     if device.kind == "cpu":
         tried = device.platform == POCL and device.driver_version.startswith(POCL_TRIED)
         if tried or device.platform == INTEL:
-            return _large_or_small(device, purpose)
+            return _by_size(device, purpose)
     return default_variant(device.kind, purpose.dtype, purpose.pairing)
 
 
-def _large_or_small(device: DeviceInfo, purpose: Purpose) -> Variant:
+def _by_size(device: DeviceInfo, purpose: Purpose) -> Variant:
     """Return vectors as long as the CPU's registers, 32 bytes of the computing type at least, 64 with AVX-512.
 
     Always 'clang': PoCL's library of built-in functions is compiled for another CPU name than a kernel, so that its
@@ -54,9 +58,9 @@ def _large_or_small(device: DeviceInfo, purpose: Purpose) -> Variant:
         return Variant(width=width, access="clang", prepared=True, nan=nan)
     if purpose.in_place:
         # The lines are in the cache when they are written: going past it would only throw them out. Of all types and
-        # pairings f16 and normal are where making the angles was quicker than reading them, by vectors of 16
-        # (docs/performance.md).
-        fused = (purpose.dtype, purpose.pairing, width) == ("f16", "normal", 16)
+        # pairings f16 and normal are where making the angles was quicker than reading them, by vectors of 16 and from
+        # memory; from a cache it is slower (docs/performance.md).
+        fused = (purpose.dtype, purpose.pairing, purpose.size, width) == ("f16", "normal", "large", 16)
         angles: Angles = "fused" if fused else "cached"
         return Variant(width=width, access="clang", prepared=True, prefetch=PREFETCH, nan=nan, angles=angles)
     # A plain store first reads the line that it will overwrite, a third more traffic.

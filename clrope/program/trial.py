@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -304,20 +305,21 @@ class Trial:
         """Time all usable spellings for one purpose in turns, beside the ceilings, and write their best times."""
         share = max(0.5, (self.job["seconds"] - self._seconds()) / cases_left)
         end = time.monotonic() + share
-        workload = _Workload(self, case["in_place"], case["nbytes"])
-        runs: dict[int, Any] = {}
+        workload = _Workload(self, case["in_place"], case["nbytes"], case["sets"])
+        # For each spelling a launch a set, and for each ceiling.
+        runs: dict[int, list[Any]] = {}
         failed: dict[int, tuple[str, str]] = {}
         for i in self.usable:
             if self.variants[i].misfit(workload.place):
                 continue
             self._begin(i, f"running on {workload.nbytes} bytes")
             tables = self._tables(i, workload)
-            launch = self._launch(i, workload.geometry, workload.x, workload.y, tables, case["in_place"])
-            failure = workload.failure(launch)
+            launches = [self._launch(i, workload.geometry, x, y, tables, case["in_place"]) for x, y in workload.sets]
+            failure = workload.failure(launches[0])
             if failure:
                 failed[i] = failure
             else:
-                runs[i] = launch
+                runs[i] = [launch.enqueue for launch in launches]
         ceilings = self._ceilings(workload) if self.job["ceiling"] else []
         repeat = max(1, min(20, (1 << 20) // workload.nbytes))
         best = {i: float("inf") for i in runs}
@@ -326,10 +328,10 @@ class Trial:
         for turn in range(1, MOST_ROUNDS + 1):
             for i in alive:
                 self._begin(i, f"timing on {workload.nbytes} bytes")
-                best[i] = min(best[i], self._time(runs[i].enqueue, repeat))
+                best[i] = min(best[i], self._time(runs[i], repeat, workload))
             if ceilings:
                 self._begin("ceiling", "timing")
-                ceiling = min(ceiling, *(self._time(copy, repeat) for copy in ceilings))
+                ceiling = min(ceiling, *(self._time(copies, repeat, workload) for copies in ceilings))
             if turn in CUTS and alive:
                 least = min(best.values())
                 alive = [i for i in alive if best[i] <= CUTS[turn] * least]
@@ -341,31 +343,33 @@ class Trial:
             ceiling=None if ceiling == float("inf") else ceiling, failed=failed,
         )  # fmt: skip
 
-    def _time(self, enqueue: Any, repeat: int) -> float:
+    def _time(self, enqueues: list[Any], repeat: int, workload: _Workload) -> float:
+        """Return the best time of so many runs, each on the set whose last use is longest ago."""
         best = float("inf")
         for _ in range(repeat):
+            enqueue = enqueues[workload.next_set()]
             start = time.perf_counter()
             enqueue(self.queue)
             self.queue.finish()
             best = min(best, time.perf_counter() - start)
         return best
 
-    def _ceilings(self, workload: _Workload) -> list[Any]:
-        """Return what moves the same bytes with no work: copies, or in place a scaling."""
+    def _ceilings(self, workload: _Workload) -> list[list[Any]]:
+        """Return what moves the same bytes with no work, a call a set: copies, or in place scalings."""
         import pyopencl as cl
 
         from .ceiling import ceiling_launches
 
         self._begin("ceiling", "building")
-        out = []
-        x, y = workload.x[0], workload.y[0]
-        if x is not y:
-            out.append(lambda queue: cl.enqueue_copy(queue, y, x, byte_count=workload.nbytes))
-        launches = ceiling_launches(self.context, self.device, x, y, workload.nbytes)
-        for launch in launches:
-            launch.enqueue(self.queue)
+        places = [(x, y) for (x, _), (y, _) in workload.sets]
+        launches = ceiling_launches(self.context, self.device, places, workload.nbytes)
+        out: list[list[Any]] = [[launch.enqueue for launch in spelled] for spelled in launches]
+        if places[0][0] is not places[0][1]:
+            out.append([partial(cl.enqueue_copy, dest=y, src=x, byte_count=workload.nbytes) for x, y in places])
+        for calls in out:
+            calls[0](self.queue)
         self.queue.finish()
-        return [*out, *(launch.enqueue for launch in launches)]
+        return out
 
     # -- telling ------------------------------------------------------------------------------------------------------
 
@@ -385,9 +389,12 @@ class Trial:
 
 
 class _Workload:
-    """Buffers of a size class, filled, with the launch's tables and the means to see whether a run did its work."""
+    """Buffers of a size class, filled, with the launch's tables and the means to see whether a run did its work.
 
-    def __init__(self, trial: Trial, in_place: bool, nbytes: int) -> None:
+    sets: (input, output) with their views, used in turn; with enough of them none is in a cache when it comes again.
+    """
+
+    def __init__(self, trial: Trial, in_place: bool, nbytes: int, sets: int) -> None:
         import pyopencl as cl
 
         from ..config import RopeConfig
@@ -404,20 +411,33 @@ class _Workload:
         view = TensorView.dense((1, self.tokens, HEADS, HEAD_DIM), trial.dtype_name)
         self.positions = np.arange(self.tokens)
         self.cosine, self.sine = emulate_cos_sin(self.positions, self.config, real=trial.real)
-        buffers = [cl.Buffer(trial.context, cl.mem_flags.READ_WRITE, self.nbytes) for _ in range(1 if in_place else 2)]
-        self.x, self.y = (buffers[0], view), (buffers[-1], view)
+        self.sets = []
+        for _ in range(sets):
+            x = y = cl.Buffer(trial.context, cl.mem_flags.READ_WRITE, self.nbytes)
+            if not in_place:
+                y = cl.Buffer(trial.context, cl.mem_flags.READ_WRITE, self.nbytes)
+            self.sets.append(((x, view), (y, view)))
+        self._last = sets - 1
+        self.x, self.y = self.sets[0]
         self.place = Placement(view, view, self.geometry, in_place, phases=True)
-        self._fill(buffers)
+        self._fill([buffer for x, y in self.sets for buffer in ((x[0],) if in_place else (x[0], y[0]))])
+
+    def next_set(self) -> int:
+        """Return the number of the set whose last use is longest ago."""
+        self._last = (self._last + 1) % len(self.sets)
+        return self._last
 
     def _fill(self, buffers: list[Any]) -> None:
         import pyopencl as cl
 
         queue, dtype = self.trial.queue, self.trial.dtype
         block = self.trial.rng.standard_normal(min(self.nbytes, 1 << 20) // dtype.itemsize).astype(dtype)
-        for buffer in buffers:
-            for start in range(0, self.nbytes, block.nbytes):
-                part = block.view(np.uint8)[: min(block.nbytes, self.nbytes - start)]
-                cl.enqueue_copy(queue, buffer, part, dst_offset=start)
+        first, *others = buffers
+        for start in range(0, self.nbytes, block.nbytes):
+            part = block.view(np.uint8)[: min(block.nbytes, self.nbytes - start)]
+            cl.enqueue_copy(queue, first, part, dst_offset=start)
+        for other in others:
+            cl.enqueue_copy(queue, other, first, byte_count=self.nbytes)
         queue.finish()
 
     def failure(self, launch: Any) -> tuple[str, str] | None:

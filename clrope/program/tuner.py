@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..device import child
+from ..device.cache import largest_cache, sets_beyond
 from ..errors import DeviceError
 from . import tuning
 from .candidates import candidates
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
 
 #: Seconds that one spelling may take to be built and run once.
 VARIANT_LIMIT = 30.0
-#: What a size class is measured on; large: more than any cache.
-NBYTES: Mapping[SizeClass, int] = {"small": 64 << 10, "large": 64 << 20}
+#: What a size class is measured on; large: many of them in turn, together more than any cache.
+NBYTES: Mapping[SizeClass, int] = {"small": 64 << 10, "medium": 4 << 20, "large": 64 << 20}
 #: Seconds that one run on the large size shall take at most; slower devices are measured on less.
 _LONGEST_RUN = 0.1
+#: Seconds that filling all sets of buffers for it shall take at most.
+_LONGEST_FILL = 1.0
 #: Less than this is not begun.
 _LEAST_SECONDS = 1.0
 
@@ -109,7 +112,15 @@ def _sizes(device: DeviceInfo) -> dict[SizeClass, int]:
     if rate:
         large = min(large, int(rate * 1e9 * _LONGEST_RUN / 2))
     large = max(NBYTES["small"], min(large, device.max_alloc, device.global_mem // 8))
-    return {"small": min(NBYTES["small"], large), "large": large}
+    return {size: min(nbytes, large) for size, nbytes in NBYTES.items()}
+
+
+def _sets(device: DeviceInfo, set_bytes: int) -> int:
+    """Return how many sets of buffers to use in turn: from memory, unless filling them takes too long or too much."""
+    most = device.global_mem // 4
+    if device.health.copy_gbs:
+        most = min(most, int(device.health.copy_gbs * 1e9 * _LONGEST_FILL))
+    return max(1, min(sets_beyond(largest_cache(device), set_bytes), most // set_bytes))
 
 
 @dataclass
@@ -158,11 +169,16 @@ class _Group:
         return {
             "device": self.device.key, "ordinal": self.ordinal, "dtype": self.dtype, "pairing": self.pairing,
             "variants": [v.to_dict() for v in self.variants], "todo": todo, "usable": list(self.right),
-            "cases": [{"in_place": p.in_place, "nbytes": self.sizes[p.size]} for p in cases],
+            "cases": [self._case(p) for p in cases],
             "seconds": seconds, "limit": self.limit, "seed": self.seed, "ceiling": self.ceiling,
             "judged_by": self.judged_by,
             "sources": {n: self.sources[v] for n, v in enumerate(self.variants) if v in self.sources},
         }  # fmt: skip
+
+    def _case(self, purpose: Purpose) -> dict[str, Any]:
+        nbytes = self.sizes[purpose.size]
+        sets = _sets(self.device, nbytes * (1 if purpose.in_place else 2)) if purpose.size == "large" else 1
+        return {"in_place": purpose.in_place, "nbytes": nbytes, "sets": sets}
 
     def _take(self, entries: list[dict[str, Any]], cases: list[Purpose]) -> int | str | None:
         """Take in what a child wrote; returns what it had begun and not ended."""

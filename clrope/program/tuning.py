@@ -26,10 +26,10 @@ from .variants import STRIDED, Pairing, Variant
 if TYPE_CHECKING:
     from ..device import DeviceInfo
 
-SCHEMA = "clrope.tuning/1"
+SCHEMA = "clrope.tuning/2"
 FILE = "tuning"
 #: Records kept, the newest: those of a dozen devices.
-MOST_RECORDS = 384
+MOST_RECORDS = 576
 
 _lock = threading.Lock()
 _read: dict[str, dict[str, Any]] = {}

@@ -317,15 +317,16 @@ class Plan:
 
     def _bind(self) -> None:
         copied: list[Part] = []
+        nbytes = sum(part.x.view.nbytes for part in self._parts)
         for part in self._parts:
             if part.x.view.size == 0:
                 continue
             if part.x.kind == "opencl":
                 for chunk in self._chunks(part, lambda _: True):
                     xb, yb = part.x.array.base_data, part.out.array.base_data
-                    self._step(part, chunk, (xb, _cut(part.x, chunk)), (yb, _cut(part.out, chunk)))
+                    self._step(part, chunk, (xb, _cut(part.x, chunk)), (yb, _cut(part.out, chunk)), nbytes)
             elif self._map:
-                self._bind_mapped(part)
+                self._bind_mapped(part, nbytes)
             else:
                 copied.append(part)
         self._steps = _joined(self._steps)
@@ -335,8 +336,10 @@ class Plan:
         arrays = [o.array for part in self._parts for o in (part.x, part.out) if o.kind == "opencl"]
         self._device_arrays = [a for i, a in enumerate(arrays) if not any(a is b for b in arrays[:i])]
 
-    def _step(self, part: Part, chunk: Chunk, x: tuple[Any, TensorView], y: tuple[Any, TensorView]) -> None:
-        variant = part.rotation.variant_for(self.device, x, y, self._variant)
+    def _step(
+        self, part: Part, chunk: Chunk, x: tuple[Any, TensorView], y: tuple[Any, TensorView], nbytes: int
+    ) -> None:
+        variant = part.rotation.variant_for(self.device, x, y, self._variant, nbytes)
         self._steps.append(_Step(part, chunk, x, y, variant))
 
     def _chunks(self, part: Part, fits: Any, most: int | None = None) -> list[Chunk]:
@@ -346,7 +349,7 @@ class Plan:
         most = min(table_tokens, most or table_tokens)
         return chunks_that_fit(batches, tokens, self.source.batch_stride, most, fits, "x")
 
-    def _bind_mapped(self, part: Part) -> None:
+    def _bind_mapped(self, part: Part, nbytes: int) -> None:
         def stretches(chunk: Chunk) -> list[Stretch]:
             made = [stretch_of(part.x, _cut(part.x, chunk), part.rotation.in_place)]
             if not part.rotation.in_place:
@@ -367,7 +370,7 @@ class Plan:
             self._hosts.append(host)
             x = host.place(part.x, _cut(part.x, chunk))
             y = x if part.rotation.in_place else host.place(part.out, _cut(part.out, chunk))
-            self._step(part, chunk, x, y)
+            self._step(part, chunk, x, y, nbytes)
 
     def _bind_copied(self, parts: Sequence[Part]) -> None:
         self._copies, self._copied = None, []
@@ -381,7 +384,8 @@ class Plan:
             return
         self._copies = Copies(self.queue, [Piece(part.x, part.out, chunk) for part, chunk in made])
         for k, (part, chunk) in enumerate(made):
-            self._step(part, chunk, *self._copies.bound(k))
+            # Each comes and goes by itself.
+            self._step(part, chunk, *self._copies.bound(k), _cut(part.x, chunk).nbytes)
             self._copied.append(self._steps[-1])
 
 

@@ -91,12 +91,15 @@ class Rotation:
     in_place: bool
     phases: bool = False
 
-    def variant_for(self, device: DeviceInfo, x: Placed, y: Placed, preferred: Variant | None) -> Variant:
-        """Return the preferred spelling, or the chooser's, as it fits these buffers and views."""
+    def variant_for(self, device: DeviceInfo, x: Placed, y: Placed, preferred: Variant | None, nbytes: int) -> Variant:
+        """Return the preferred spelling, or the chooser's, as it fits these buffers and views.
+
+        nbytes: of all tensors that are rotated with this one: together they meet the caches.
+        """
         signature = Signature.of(x, y)
         if preferred is not None:
             return _fitted(preferred, self, signature, False)
-        return _chosen(device, self, signature, tuning.edition())
+        return _chosen(device, self, signature, nbytes, tuning.edition())
 
     def launch(
         self,
@@ -202,8 +205,8 @@ def _fitted(variant: Variant, rotation: Rotation, signature: Signature, full_tab
 
 
 @lru_cache(maxsize=512)
-def _chosen(device: DeviceInfo, rotation: Rotation, signature: Signature, _edition: object) -> Variant:
-    return choose(device, signature.placement(rotation))
+def _chosen(device: DeviceInfo, rotation: Rotation, signature: Signature, nbytes: int, _edition: object) -> Variant:
+    return choose(device, signature.placement(rotation), nbytes)
 
 
 @dataclass(frozen=True)

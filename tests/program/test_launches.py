@@ -16,7 +16,7 @@ from clrope.emulation import emulate_rope
 from clrope.host_memory import empty
 from clrope.layout import DTYPES
 from clrope.program.candidates import candidates
-from clrope.program.defaults import LARGE_BYTES, LARGE_BYTES_OF, default_for
+from clrope.program.defaults import MEDIUM_BYTES, MEDIUM_BYTES_OF, default_for
 from clrope.program.outcome import Purpose
 from clrope.program.variants import Variant
 
@@ -53,16 +53,16 @@ def test_host_memory(device: clrope.DeviceInfo, rng: np.random.Generator, mode: 
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_defaults_of_both_sizes(
+def test_defaults_of_small_and_medium_sizes(
     device: clrope.DeviceInfo, cache: Any, rng: np.random.Generator, mode: Any, dtype: str, in_place: bool
 ) -> None:
     if dtype == "f64" and not device.fp64:
         pytest.skip("no fp64")
-    for tokens in (2, LARGE_BYTES_OF.get(device.platform, LARGE_BYTES) // (4 * 128 * DTYPES[dtype].itemsize)):
+    for tokens in (2, MEDIUM_BYTES_OF.get(device.platform, MEDIUM_BYTES) // (4 * 128 * DTYPES[dtype].itemsize)):
         x = rng.standard_normal((tokens, 4, 128)).astype(DTYPES[dtype])
         out = x if in_place else aligned_memory(x.size, x.dtype, 1).reshape(x.shape)
         (variant,) = rotated(device, x, out, RopeConfig(mode, 128), None)
-        purpose = Purpose(dtype, mode, in_place, "small" if tokens == 2 else "large")
+        purpose = Purpose(dtype, mode, in_place, "small" if tokens == 2 else "medium")
         streams = default_for(device, purpose).store == "nontemporal"
         assert variant.store == ("staged" if streams else "plain")
         if not in_place:

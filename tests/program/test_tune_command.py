@@ -62,12 +62,12 @@ def test_show_as_json(cpu: clrope.DeviceInfo, cache: Path) -> None:
 
 def test_tune(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner, "candidates", lambda *_: [STRIDED, Variant(width=4)])
-    monkeypatch.setattr(tuner, "NBYTES", {"small": 32 << 10, "large": 2 << 20})
+    monkeypatch.setattr(tuner, "NBYTES", {"small": 32 << 10, "medium": 1 << 20, "large": 2 << 20})
     code, text = run("--device", cpu.index, "--type", "f16", "--budget", "12")
     assert code == 0, text
-    assert text.count("f16 neox") == 4
-    assert text.count("f16 normal") == 4
-    assert len(tuning.known(cpu, "f16", "neox").records) == 4
+    assert text.count("f16 neox") == 6
+    assert text.count("f16 normal") == 6
+    assert len(tuning.known(cpu, "f16", "neox").records) == 6
     again, shown = run("--device", cpu.index, "--type", "f16", "--show")
     assert again == 0
     assert shown == text

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +19,8 @@ from clrope import RopeConfig
 from clrope.device import child
 from clrope.emulation import emulate_rope
 from clrope.errors import DeviceError
-from clrope.program import tuner, tuning
-from clrope.program.outcome import Outcome, Purpose, Tuning
+from clrope.program import trial, tuner, tuning
+from clrope.program.outcome import SIZES, Outcome, Purpose, Tuning
 from clrope.program.tuner import tune
 from clrope.program.variants import STRIDED, Variant
 
@@ -51,12 +53,12 @@ BROKEN = {
     Variant(width=4, prepared=True): ("crash", text(f"{PLACE} = *(volatile __global float *)((long)heads);")),
     Variant(width=8): ("timeout", text(f"volatile int go = 1; while (go) {PLACE} = 1.0f;")),
 }
-PURPOSES = [Purpose("f32", "neox", in_place, size) for in_place in (False, True) for size in ("small", "large")]  # type: ignore[arg-type]
-SIZES = {"small": 32 << 10, "large": 2 << 20}
+PURPOSES = [Purpose("f32", "neox", in_place, size) for in_place in (False, True) for size in SIZES]
+NBYTES = {"small": 32 << 10, "medium": 1 << 20, "large": 2 << 20}
 
 
 def tuned(device: clrope.DeviceInfo, variants: list[Variant], seconds: float = 30.0, **arguments: object) -> Tuning:
-    return tune(device, seconds, PURPOSES, variants=variants, nbytes=SIZES, **arguments)  # type: ignore[arg-type]
+    return tune(device, seconds, PURPOSES, variants=variants, nbytes=NBYTES, **arguments)  # type: ignore[arg-type]
 
 
 def assert_used(device: clrope.DeviceInfo, variant: Variant, rng: np.random.Generator) -> None:
@@ -128,21 +130,57 @@ def test_the_child_dies_at_each_step(cpu: clrope.DeviceInfo, cache: Path, monkey
         if number == 3:
             entries = [{"begin": 0}, {"case": 0, **case}, {"begin": "ceiling"}]
             return child.ChildResult("crash", {}, "the driver crashed with SIGSEGV while", "", "", entries)
-        entries = [{"case": n, **case} for n in range(3)]
+        entries = [{"case": n, **case} for n in range(5)]
         return child.ChildResult("ok", {}, "", "", "", entries)
 
     monkeypatch.setattr(child, "run", run)
     result = tuned(cpu, [STRIDED, GOOD, BEST])
     assert [(job["todo"], job["usable"], len(job["cases"]), job["ceiling"]) for job in jobs] == [  # type: ignore[arg-type]
-        ([0, 1, 2], [], 4, True), ([2], [0], 4, True), ([], [0], 4, True), ([], [0], 3, False),
+        ([0, 1, 2], [], 6, True), ([2], [0], 6, True), ([], [0], 6, True), ([], [0], 5, False),
     ]  # fmt: skip
-    assert len(result.records) == 4
+    assert len(result.records) == 6
     for record in result.records:
         assert record.winner == STRIDED
         assert Outcome(GOOD, "crash", "the driver crashed with SIGKILL while", "last words") in record.outcomes
         assert Outcome(BEST, "timeout", "no end") in record.outcomes
     assert len(result.trouble) == 1
     assert "only for comparison" in result.trouble[0]
+
+
+def test_large_is_from_memory(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets of buffers are used in turn, so many that none is in a cache when it comes again."""
+    jobs: list[Any] = []
+
+    def run(job: Any, env: object = None, **named: object) -> child.ChildResult:
+        jobs.append(job)
+        return child.ChildResult("crash", {}, "enough", "", "", [])
+
+    monkeypatch.setattr(child, "run", run)
+    tune(cpu, 10.0, PURPOSES, variants=[STRIDED])
+    cases = dict(zip(PURPOSES, jobs[0]["cases"], strict=True))
+    for purpose, case in cases.items():
+        together = case["sets"] * case["nbytes"] * (1 if purpose.in_place else 2)
+        if purpose.size == "large":
+            assert together >= min(tuner.sets_beyond(0, 1) * case["nbytes"], 256 << 20)
+            assert together <= max(cpu.global_mem // 4, 2 * case["nbytes"])
+        else:
+            assert case["sets"] == 1
+    # What is slow to fill, or small, has fewer.
+    slow = replace(cpu, health=replace(cpu.health, copy_gbs=0.1))
+    assert tuner._sets(slow, 64 << 20) == 1
+    assert tuner._sets(replace(cpu, global_mem=1 << 30), 64 << 20) <= 4
+
+
+def test_sets_take_turns() -> None:
+    """Also from one spelling to the next: each goes on where the one before left off."""
+    used: list[int] = []
+    workload: Any = SimpleNamespace(sets=[None] * 3, _last=2)
+    workload.next_set = lambda: trial._Workload.next_set(workload)
+    queue: Any = SimpleNamespace(queue=SimpleNamespace(finish=lambda: None))
+    enqueues = [lambda _, n=n: used.append(n) for n in range(3)]
+    for repeat in (2, 1, 4):
+        assert 0 <= trial.Trial._time(queue, enqueues, repeat, workload) < 1
+    assert used == [0, 1, 2, 0, 1, 2, 0]
 
 
 def test_a_child_that_cannot_begin(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

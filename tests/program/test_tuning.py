@@ -11,13 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import clrope
 from clrope.layout import TensorView
 from clrope.program import source, tuning
 from clrope.program.chooser import choose
-from clrope.program.defaults import default_for, size_class
+from clrope.program.defaults import MEDIUM_BYTES, MEDIUM_BYTES_OF, default_for, size_class
 from clrope.program.outcome import OUTCOMES, Outcome, OutcomeKind, Purpose, Record, decided
 from clrope.program.variants import STRIDED, Placement, Variant, default_variant
 from clrope.schedule.geometry import Geometry
@@ -33,7 +34,7 @@ def record(purpose: Purpose = PURPOSE, winner: Variant = FAST, **broken: Any) ->
     return Record(purpose, tuple(outcomes), 1 << 20, ceiling_gbs=3.0, seed=7)
 
 
-def place(in_place: bool = False, tokens: int = 1 << 13) -> Placement:
+def place(in_place: bool = False, tokens: int = 1 << 15) -> Placement:
     view = TensorView.dense((1, tokens, 2, 128), "f32")
     return Placement(view, view, Geometry.of_config(clrope.RopeConfig("neox", 128), 128), in_place)
 
@@ -109,8 +110,8 @@ def test_a_changed_kernel_is_unknown(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", '{"schema": "clrope.tuning/0", "records": {}}', '{"schema": "clrope.tuning/1"}', "[" * 9999,
-     '{"schema": "clrope.tuning/1", "records": []}', '{"schema": "clrope.tuning/1", "records": {"a": 1}}', "\udcff"],
+    ["", "{", "[]", "null", '{"schema": "clrope.tuning/1", "records": {}}', '{"schema": "clrope.tuning/2"}', "[" * 9999,
+     '{"schema": "clrope.tuning/2", "records": []}', '{"schema": "clrope.tuning/2", "records": {"a": 1}}', "\udcff"],
     ids=range(10),
 )  # fmt: skip
 def test_a_damaged_file(cpu: clrope.DeviceInfo, cache: Path, text: str) -> None:
@@ -236,7 +237,7 @@ def test_what_is_known_to_fail_is_not_chosen(cpu: clrope.DeviceInfo, cache: Path
     assert choose(cpu, place()) == STRIDED
     tuning.save(cpu, [Record(elsewhere, tuple(Outcome(v, kind) for v in failed | {STRIDED}), 4096)])
     with pytest.raises(
-        clrope.errors.DeviceError, match=r"every spelling of the kernel that fits f32 \[1, 8192, 2, 128"
+        clrope.errors.DeviceError, match=r"every spelling of the kernel that fits f32 \[1, 32768, 2, 128"
     ):
         choose(cpu, place())
 
@@ -270,4 +271,17 @@ def test_the_first_of_equals_wins() -> None:
 )
 def test_size_classes(cpu: clrope.DeviceInfo, platform: str, limit: int) -> None:
     device = replace(cpu, platform=platform)
-    assert [size_class(device, n) for n in (0, limit - 1, limit, 1 << 40)] == ["small", "small", "large", "large"]
+    got = [size_class(device, n) for n in (0, limit - 1, limit, (32 << 20) - 1, 32 << 20, 1 << 40)]
+    assert got == ["small", "small", "medium", "medium", "large", "large"]
+
+
+def test_what_a_call_rotates_altogether_decides_its_size(cpu: clrope.DeviceInfo, cache: Path) -> None:
+    """q and k meet the caches together, and what takes one spelling is one launch."""
+    limit = MEDIUM_BYTES_OF.get(cpu.platform, MEDIUM_BYTES)
+    tokens = limit * 3 // 4 // (6 * 128 * 4)
+    medium, small = (replace(PURPOSE, size=size) for size in ("medium", "small"))
+    tuning.save(cpu, [Record(p, (Outcome(v, "ok"),), 4096) for p, v in ((medium, FAST), (small, OTHER))])
+    q, k = np.zeros((tokens, 6, 128), np.float32), np.zeros((tokens, 3, 128), np.float32)
+    op = clrope.Rope(clrope.RopeConfig("neox"), cpu)
+    for given, want in (((q,), OTHER), ((k,), OTHER), ((q, k), FAST)):
+        assert op.plan(given, 0).variants == [want]

@@ -1,0 +1,38 @@
+"""How large caches are, and how much memory has to be used in turn so that none of it is still in one."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .info import DeviceInfo
+
+#: Bytes that are used in turn at least, and as a multiple of the largest cache.
+LEAST_BYTES = 256 << 20
+CACHE_MULTIPLE = 4
+MOST_SETS = 64
+
+
+@lru_cache(maxsize=1)
+def host_cache_bytes() -> int:
+    """Return the size of the largest cache of this machine's CPU, 0 if it cannot be read."""
+    largest = 0
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text(encoding="ascii").strip()
+        number = int(text.rstrip("KMG") or 0)
+        largest = max(largest, number << {"K": 10, "M": 20, "G": 30}.get(text[-1:], 0))
+    return largest
+
+
+def largest_cache(device: DeviceInfo) -> int:
+    """Return the bytes of the largest cache between a device and its memory, 0 if nobody tells."""
+    told = int(device.cl_device.global_mem_cache_size or 0)
+    return max(told, host_cache_bytes() if device.kind == "cpu" else 0)
+
+
+def sets_beyond(cache_bytes: int, set_bytes: int) -> int:
+    """Return how many sets of so many bytes, used in turn, leave a cache of that size before they come again."""
+    wanted = max(LEAST_BYTES, CACHE_MULTIPLE * cache_bytes)
+    return max(1, min(MOST_SETS, -(-wanted // set_bytes)))
