@@ -148,13 +148,15 @@ def test_batches_are_further_tokens_or_heads(
             assert (launch.global_size[2] == 1) == joined
 
 
-def test_little_work_is_few_items(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_little_work_is_few_items(device: clrope.DeviceInfo, rng: np.random.Generator, shared: bool) -> None:
     if device.kind != "cpu":
         pytest.skip("a GPU wants many")
     items = []
     for batches in (1, 8, 64, 1024):
         x = rng.standard_normal((batches, 1, 32, 128)).astype(np.float32)
-        plan = clrope.Rope(RopeConfig("neox"), device, variant=Variant(width=4)).plan(x, np.arange(batches)[:, None])
+        positions = np.array([7]) if shared else np.arange(batches)[:, None]
+        plan = clrope.Rope(RopeConfig("neox"), device, variant=Variant(width=4)).plan(x, positions)
         plan.run()
         bound = plan.binding()
         assert bound is not None
