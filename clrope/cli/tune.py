@@ -27,6 +27,7 @@ def _tune(
     budget: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="About how long, for each device.")] = 300.0,
     dtype: Annotated[list[str] | None, typer.Option("--type", help="f16, bf16, f32 or f64 (repeatable).")] = None,
     show: Annotated[bool, typer.Option("--show", help="Show what was found earlier; try nothing.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="Print every spelling, not just winners.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> bool:
     """Try every spelling of the kernels in child processes, check each bit it gives, time it, and remember the winners.
@@ -54,7 +55,7 @@ def _tune(
         print_json(_report(targets, tunings, troubles))
         return well
     for target, tuning in zip(targets, tunings, strict=True):
-        _print(target, tuning)
+        _print(target, tuning, details)
     for line in troubles:
         print(f"not tuned: {line}")
     return well
@@ -133,17 +134,50 @@ def _report(targets: list[DeviceInfo], tunings: list[Tuning], troubles: list[str
     }  # fmt: skip
 
 
-def _print(target: DeviceInfo, tuning: Tuning) -> None:
+def _print(target: DeviceInfo, tuning: Tuning, details: bool) -> None:
     from .tables import print_table
 
     print(f"{target}: {target.driver_version}")
-    for record in tuning.records:
-        print(_title(record))
-        print_table("", ["outcome", "#GB/s", "#of copy", "spelling", "why"], _rows(record))
+    if details:
+        for record in tuning.records:
+            print(_title(record))
+            print_table("", ["outcome", "#GB/s", "#of copy", "spelling", "why"], _rows(record))
+    elif tuning.records:
+        heads = ["for", "#size", "#GB/s", "#of copy", "#default", "fastest spelling", "#of"]
+        print_table("", heads, [_summary(target, record) for record in tuning.records])
+        if failed := _failed(tuning):
+            print_table("failed, and not used", ["outcome", "spelling", "why"], failed)
     if tuning.left:
         print(f"not tuned: {'; '.join(map(str, tuning.left))}")
     for line in tuning.trouble:
         print(f"trouble: {line}")
+
+
+def _summary(target: DeviceInfo, record: Record) -> list[str]:
+    """Return a purpose, what was found for it, the default's share of that speed, and of how many spellings."""
+    from ..program.defaults import default_for
+    from .tables import bytes_text
+
+    first = [str(record.purpose), bytes_text(record.nbytes)]
+    winner = next((o for o in record.outcomes if o.outcome == "ok"), None)
+    if winner is None or winner.gbs is None:
+        return [*first, "-", "-", "-", "none works", str(len(record.outcomes))]
+    default = default_for(target, record.purpose)
+    rate = next((o.gbs for o in record.outcomes if o.variant == default and not o.broken), None)
+    return [
+        *first, f"{winner.gbs:.3g}", _share(winner.gbs, record.ceiling_gbs), _share(rate, winner.gbs),
+        str(winner.variant), str(len(record.outcomes)),
+    ]  # fmt: skip
+
+
+def _share(rate: float | None, whole: float | None) -> str:
+    return "-" if rate is None or not whole else f"{rate / whole:.2f}"
+
+
+def _failed(tuning: Tuning) -> list[list[str]]:
+    """Return what failed, once for all purposes of one cause."""
+    rows = [[o.outcome, str(o.variant), o.reason] for r in tuning.records for o in r.outcomes if o.broken]
+    return [list(row) for row in dict.fromkeys(map(tuple, rows))]
 
 
 def _title(record: Record) -> str:
@@ -167,6 +201,6 @@ def _rows(record: Record) -> list[list[str]]:
     # What was chosen first, then the fastest, then what failed.
     for o in sorted(record.outcomes, key=lambda o: (o.broken, o.outcome != "ok", o.seconds or 0.0)):
         why = o.reason or (tie if not o.broken and o.seconds is not None and o.seconds < chosen else "")
-        share = "-" if o.gbs is None or not record.ceiling_gbs else f"{o.gbs / record.ceiling_gbs:.2f}"
-        rows.append([o.outcome, "-" if o.gbs is None else f"{o.gbs:.3g}", share, str(o.variant), why])
+        rate = "-" if o.gbs is None else f"{o.gbs:.3g}"
+        rows.append([o.outcome, rate, _share(o.gbs, record.ceiling_gbs), str(o.variant), why])
     return rows

@@ -36,6 +36,8 @@ CLOSE = {"f16": 1e-6, "bf16": 1e-4, "f32": 1e-10, "f64": 1e-18}
 #: does can hit one spelling many times in a row, hence so many rounds.
 CUTS = {10: 2.5, 20: 1.5, 30: 1.2}
 MOST_ROUNDS = 80
+#: Bytes of a tensor that a spelling rotates in a row, on the same buffers; in at most 20 runs.
+TURN_BYTES = 16 << 20
 #: Share of the time after which no further spelling is checked, so that those that are right get timed.
 CHECKING = 0.7
 HEADS, HEAD_DIM = 32, 128
@@ -321,7 +323,9 @@ class Trial:
             else:
                 runs[i] = [launch.enqueue for launch in launches]
         ceilings = self._ceilings(workload) if self.job["ceiling"] else []
-        repeat = max(1, min(20, (1 << 20) // workload.nbytes))
+        # Several, of 4 MiB too, so that the best found the caches as its like leaves them: stores past them are slow
+        # where another spelling has just left the same lines there.
+        repeat = 1 if case["sets"] > 1 else max(1, min(20, TURN_BYTES // workload.nbytes))
         best = {i: float("inf") for i in runs}
         ceiling = float("inf")
         alive = list(runs)

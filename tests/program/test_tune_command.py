@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import clrope
 from clrope.cli.main import app
 from clrope.program import tuner, tuning
+from clrope.program.defaults import default_for
 from clrope.program.outcome import Outcome, Purpose, Record
 from clrope.program.variants import STRIDED, Variant
 
@@ -40,6 +41,21 @@ def test_show(cpu: clrope.DeviceInfo, cache: Path) -> None:
     assert "not tuned: f32 neox out of place large" in text
     tuning.save(cpu, [RECORD])
     code, text = run("--device", cpu.index, "--show", "--type", "f32")
+    assert code == 0
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "f32 neox out of place large 16 MiB 32 0.80 - rows4 builtin 3" in lines
+    assert "crash strided the driver crashed with SIGSEGV" in lines
+    assert "rows8" not in text
+    default = Outcome(default_for(cpu, PURPOSE), "slower", gbs=8.0)
+    tuning.save(cpu, [replace(RECORD, outcomes=(*RECORD.outcomes, default))])
+    assert " 0.25   rows4 builtin" in run("--device", cpu.index, "--show")[1], "the default's share of what is fastest"
+    tuning.save(cpu, [replace(RECORD, outcomes=RECORD.outcomes[-1:])])
+    assert "none works" in run("--device", cpu.index, "--show")[1]
+
+
+def test_details(cpu: clrope.DeviceInfo, cache: Path) -> None:
+    tuning.save(cpu, [RECORD])
+    code, text = run("--device", cpu.index, "--show", "--type", "f32", "--details")
     assert code == 0
     lines = [line.split() for line in text.splitlines()]
     assert "f32 neox out of place large, 16 MiB, copy 40 GB/s" in text
