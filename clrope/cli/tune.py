@@ -32,7 +32,8 @@ def _tune(
 ) -> bool:
     """Try every spelling of the kernels in child processes, check each bit it gives, time it, and remember the winners.
 
-    Later calls use them. Exit code 1 if a device could not be tuned (with --show: if nothing is known of any).
+    Later calls use them. 'default' is the share of the fastest's speed that there is without tuning. Exit code 1 if a
+    device could not be tuned (with --show: if nothing is known of any).
     """
     from ..layout import DTYPES
 
@@ -143,7 +144,7 @@ def _print(target: DeviceInfo, tuning: Tuning, details: bool) -> None:
             print(_title(record))
             print_table("", ["outcome", "#GB/s", "#of copy", "spelling", "why"], _rows(record))
     elif tuning.records:
-        heads = ["for", "#size", "#GB/s", "#of copy", "#default", "fastest spelling", "#of"]
+        heads = ["for", "#size", "#GB/s", "#of copy", "#default", "fastest spelling", "#tried"]
         print_table("", heads, [_summary(target, record) for record in tuning.records])
         if failed := _failed(tuning):
             print_table("failed, and not used", ["outcome", "spelling", "why"], failed)

@@ -50,14 +50,14 @@ def ceiling_launches(
     item = ITEM_BYTES.get(device.kind, VECTOR_BYTES)
     while nbytes % item:
         item //= 2
+    scale = ["-DSCALE"] if places[0][0] is places[0][1] else []
+    size, local = (nbytes // item,), local_size_for(device.kind, 1)
     out = []
     for store in ([], ["-DNONTEMPORAL"]):
-        scale = places[0][0] is places[0][1]
-        options = [f"-DVECTORS={item // VECTOR_BYTES}", *(["-DSCALE"] if scale else []), *store]
+        options = [f"-DVECTORS={item // VECTOR_BYTES}", *scale, *store]
         try:
             built = build(context, device.cl_device, SOURCE, options)
         except BuildError:
             continue
-        size, local = (nbytes // item,), local_size_for(device.kind, 1)
         out.append([Launch(built, "ceiling", size, local, [x, y, np.float32(1.0)]) for x, y in places])
     return out

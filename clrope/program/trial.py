@@ -8,6 +8,7 @@ that plans make.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -351,7 +352,7 @@ class Trial:
         """Return the best time of so many runs, each on the set whose last use is longest ago."""
         best = float("inf")
         for _ in range(repeat):
-            enqueue = enqueues[workload.next_set()]
+            enqueue = enqueues[next(workload.turns)]
             start = time.perf_counter()
             enqueue(self.queue)
             self.queue.finish()
@@ -396,6 +397,7 @@ class _Workload:
     """Buffers of a size class, filled, with the launch's tables and the means to see whether a run did its work.
 
     sets: (input, output) with their views, used in turn; with enough of them none is in a cache when it comes again.
+    turns: the numbers of the sets, over and over.
     """
 
     def __init__(self, trial: Trial, in_place: bool, nbytes: int, sets: int) -> None:
@@ -421,15 +423,10 @@ class _Workload:
             if not in_place:
                 y = cl.Buffer(trial.context, cl.mem_flags.READ_WRITE, self.nbytes)
             self.sets.append(((x, view), (y, view)))
-        self._last = sets - 1
+        self.turns = itertools.cycle(range(sets))
         self.x, self.y = self.sets[0]
         self.place = Placement(view, view, self.geometry, in_place, phases=True)
         self._fill([buffer for x, y in self.sets for buffer in ((x[0],) if in_place else (x[0], y[0]))])
-
-    def next_set(self) -> int:
-        """Return the number of the set whose last use is longest ago."""
-        self._last = (self._last + 1) % len(self.sets)
-        return self._last
 
     def _fill(self, buffers: list[Any]) -> None:
         import pyopencl as cl
