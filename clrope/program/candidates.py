@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .variants import PREFETCH, STRIDED, Access, Pairing, Variant
+from .variants import PREFETCH, PREFETCH_NTA, STRIDED, Access, Pairing, Variant
 
 
 def candidates(kind: str, dtype: str, pairing: Pairing) -> list[Variant]:
@@ -44,6 +44,10 @@ def _for_cpu(dtype: str, pairing: Pairing) -> list[Variant]:
         Variant(width=width, access="clang", prepared=True, store="staged", prefetch=PREFETCH) for width in whole[1:]
     ]
     out.append(Variant(width=whole[1], prepared=True, store="staged"))
+    out += [
+        replace(variant, prefetch=PREFETCH_NTA, prefetch_kind="nta")
+        for variant in out if variant.prefetch and variant.access == "clang"
+    ]  # fmt: skip
     if dtype == "bf16":
         out += [replace(variant, nan="plain") for variant in out if variant.prepared]
     # Without tables: less to read, more to compute.

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .outcome import Purpose, SizeClass
-from .variants import PREFETCH, Angles, NanKind, Variant, default_variant
+from .variants import PREFETCH, PREFETCH_NTA, NanKind, PrefetchKind, Variant, default_variant
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
 
 POCL = "Portable Computing Language"
 INTEL = "Intel(R) OpenCL"
+#: What the names of AMD's processors have, whichever platform lists them.
+AMD = "AMD"
 #: What `platform.machine` calls the processors whose NaNs have no lower bits of their own.
 X86 = ("x86_64", "AMD64")
 #: Versions of PoCL that its spellings were tried on, as its driver version begins.
@@ -54,17 +57,22 @@ def _by_size(device: DeviceInfo, purpose: Purpose) -> Variant:
     """
     width = (16 if device.native_widths.float >= 16 else 8) // (2 if purpose.dtype == "f64" else 1)
     nan: NanKind = "plain" if purpose.dtype == "bf16" and platform.machine() in X86 else "any"
-    if purpose.size == "small":
+    # AMD's share one cache among a few cores: what was written lies in it for whoever reads it next. Stores past it
+    # have half of the speed, and what is there need not be fetched ahead.
+    amd = AMD in device.name
+    if purpose.size == "small" or (amd and purpose.size == "medium"):
         return Variant(width=width, access="clang", prepared=True, nan=nan)
-    if purpose.in_place:
-        # The lines are in the cache when they are written: going past it would only throw them out. Of all types and
-        # pairings f16 and normal are where making the angles was quicker than reading them, by vectors of 16 and from
-        # memory; from a cache it is slower (docs/performance.md).
-        fused = (purpose.dtype, purpose.pairing, purpose.size, width) == ("f16", "normal", "large", 16)
-        angles: Angles = "fused" if fused else "cached"
-        return Variant(width=width, access="clang", prepared=True, prefetch=PREFETCH, nan=nan, angles=angles)
-    # A plain store first reads the line that it will overwrite, a third more traffic.
-    return Variant(width=width, access="clang", prepared=True, store="nontemporal", prefetch=PREFETCH, nan=nan)
+    kind: PrefetchKind = "nta" if amd else "levels"
+    distance = PREFETCH_NTA if amd else PREFETCH
+    ahead = Variant(width=width, access="clang", prepared=True, prefetch=distance, prefetch_kind=kind, nan=nan)
+    if not purpose.in_place:
+        # A plain store first reads the line that it will overwrite, a third more traffic.
+        return replace(ahead, store="nontemporal")
+    # The lines are in the cache when they are written: going past it would only throw them out. Of all types and
+    # pairings f16 and normal are where making the angles was quicker than reading them, by vectors of 16 and from
+    # memory; from a cache it is slower, and on AMD's processors there is no difference (docs/performance.md).
+    fused = (purpose.dtype, purpose.pairing, purpose.size, width) == ("f16", "normal", "large", 16) and not amd
+    return replace(ahead, angles="fused") if fused else ahead
 
 
 def stage1_options(device: DeviceInfo, dtype: str, pairs: int) -> list[str]:

@@ -26,7 +26,7 @@ from .variants import STRIDED, Pairing, Variant
 if TYPE_CHECKING:
     from ..device import DeviceInfo
 
-SCHEMA = "clrope.tuning/2"
+SCHEMA = "clrope.tuning/3"
 FILE = "tuning"
 #: Records kept, the newest: those of a dozen devices.
 MOST_RECORDS = 576

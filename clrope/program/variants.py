@@ -23,6 +23,7 @@ Access = Literal["builtin", "clang", "integer"]
 Store = Literal["plain", "nontemporal", "staged"]
 NanKind = Literal["any", "plain"]
 Angles = Literal["cached", "fused"]
+PrefetchKind = Literal["levels", "nta"]
 Alignment = int | Callable[[], int]
 
 #: Compiler options per storage type.
@@ -38,6 +39,8 @@ MOST_PREPARED = 1024
 #: Bytes of prefetching that are tried: the best on AVX-512 from memory (docs/performance.md); elsewhere 2 to 8 KiB were
 #: equally good.
 PREFETCH = 4096
+#: The same of 'nta': 8 to 12 KiB were best out of place on AMD's Zen 5, in place 4 and 8 alike.
+PREFETCH_NTA = 8192
 #: Bytes of the shortest vectors for which a processor has stores past the cache.
 LEAST_STREAMED = 16
 #: Bytes of private memory in which 'staged' gathers heads, if one head is not longer: what was best of 0.5 to 8 KiB; so
@@ -104,6 +107,8 @@ class Variant:
                     tokens.
     prefetch:       bytes ahead of a head that are brought into the cache while it is rotated, 0 for none; with
                     `prepared` and compilers based on clang only.
+    prefetch_kind:  'levels' (into the second-level cache, and half as far ahead from there into the first) or 'nta'
+                    (into the first at once and nowhere else, x86's PREFETCHNTA); without `prefetch` of no meaning.
     nan:            'any', or 'plain' where the device makes no NaN with lower bits set (bf16 only; x86 makes none):
                     then rounding needs no case for them.
     angles:         'cached' (cos and sin from tables that were made before) or 'fused' (each work-item makes those of
@@ -119,13 +124,15 @@ class Variant:
     prepared: bool = False
     heads_per_item: int = 0
     prefetch: int = 0
+    prefetch_kind: PrefetchKind = "levels"
     nan: NanKind = "any"
     angles: Angles = "cached"
 
     def __post_init__(self) -> None:
         allowed: dict[str, tuple[Any, ...]] = {
             "kernel": get_args(KernelName), "width": WIDTHS, "access": get_args(Access), "store": get_args(Store),
-            "prepared": (False, True), "nan": get_args(NanKind), "angles": get_args(Angles),
+            "prepared": (False, True), "prefetch_kind": get_args(PrefetchKind), "nan": get_args(NanKind),
+            "angles": get_args(Angles),
         }  # fmt: skip
         for name, values in allowed.items():
             if getattr(self, name) not in values:
@@ -153,6 +160,8 @@ class Variant:
                 out += [f"-DPAIRS={geometry.pairs}", f"-DHEAD_DIM={geometry.head_dim}", f"-DWINDOW={geometry.window}"]
                 if self.prefetch:
                     out.append(f"-DPREFETCH={self.prefetch}")
+                    if self.prefetch_kind == "nta":
+                        out.append("-DPREFETCH_NTA")
             if self.access == "clang":
                 out.append("-DCLANG_VECTORS")
             if self.store == "nontemporal":
@@ -261,7 +270,7 @@ class Variant:
             elif field == "prepared":
                 halved = place.geometry.pairing == "normal" and variant.width > 1
                 variant = replace(
-                    variant, prepared=False, prefetch=0, angles="cached",
+                    variant, prepared=False, prefetch=0, prefetch_kind="levels", angles="cached",
                     width=variant.width // 2 if halved else variant.width,
                 )  # fmt: skip
             elif field == "store":
@@ -311,6 +320,8 @@ class Variant:
             yield self.store
         if self.prefetch:
             yield f"prefetch{self.prefetch}"
+            if self.prefetch_kind == "nta":
+                yield "nta"
         if self.nan == "plain":
             yield "plain-nan"
         if self.angles == "fused":

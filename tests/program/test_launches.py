@@ -228,14 +228,15 @@ def test_fused_angles_of_sections(device: clrope.DeviceInfo, rng: np.random.Gene
 
 
 @pytest.mark.parametrize("store", ["plain", "nontemporal", "in place"])
+@pytest.mark.parametrize("kind", ["levels", "nta"])
 @pytest.mark.parametrize("n_dims", [128, 64, 32])
 def test_fused_angles_that_fetch_ahead(
-    device: clrope.DeviceInfo, rng: np.random.Generator, n_dims: int, store: Any
+    device: clrope.DeviceInfo, rng: np.random.Generator, n_dims: int, kind: Any, store: Any
 ) -> None:
     """Whole heads, parts of them, and heads that do not lie behind each other; to the last token of the memory."""
     if device.kind != "cpu":
         pytest.skip("fetching ahead is spelled for CPUs")
-    variant = Variant(width=16, access="clang", prepared=True, prefetch=4096, angles="fused",
+    variant = Variant(width=16, access="clang", prepared=True, prefetch=4096, prefetch_kind=kind, angles="fused",
                       store="nontemporal" if store == "nontemporal" else "plain")  # fmt: skip
     op = clrope.Rope(RopeConfig("normal", n_dims), device, variant=variant)
     positions = rng.integers(0, 1 << 20, 9)
@@ -397,7 +398,8 @@ def test_rest_of_a_head(
     # Compiling is what takes the time: each width with half of the lengths, and with the others at the other offset.
     for width, head_dim in zip(itertools.cycle(widths[:: -1 if n_offs else 1]), (256, 200, 161, 160)):
         width //= 2 if dtype == "f64" else 1
-        variant = Variant(width=width, access="clang", prepared=True, store=store, prefetch=4096)
+        kind: Any = "nta" if n_offs else "levels"
+        variant = Variant(width=width, access="clang", prepared=True, store=store, prefetch=4096, prefetch_kind=kind)
         # Heads begin at whole lines, and need not end at one.
         room = (1, 5, 2, 256)
         source, whole = (aligned_memory(int(np.prod(room)), DTYPES[dtype], 0).reshape(room) for _ in range(2))

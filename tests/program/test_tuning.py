@@ -110,8 +110,8 @@ def test_a_changed_kernel_is_unknown(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", '{"schema": "clrope.tuning/1", "records": {}}', '{"schema": "clrope.tuning/2"}', "[" * 9999,
-     '{"schema": "clrope.tuning/2", "records": []}', '{"schema": "clrope.tuning/2", "records": {"a": 1}}', "\udcff"],
+    ["", "{", "[]", "null", '{"schema": "clrope.tuning/1", "records": {}}', '{"schema": "clrope.tuning/3"}', "[" * 9999,
+     '{"schema": "clrope.tuning/3", "records": []}', '{"schema": "clrope.tuning/3", "records": {"a": 1}}', "\udcff"],
     ids=range(10),
 )  # fmt: skip
 def test_a_damaged_file(cpu: clrope.DeviceInfo, cache: Path, text: str) -> None:
