@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .samples import Stats, stats
+from .samples import Stats, in_round, stats
 
 Kind = Literal["clrope", "ceiling", "launch", "host", "peer"]
 #: Seconds of work in a row that one contender gets in a round.
@@ -87,8 +87,7 @@ class Contender:
 
     def takes_part(self, number: int, count: int) -> bool:
         """Whether it has a turn in a round, of so many, counted from 0."""
-        most = count if self.most_turns is None else min(count, self.most_turns)
-        return number * most // count != (number - 1) * most // count
+        return in_round(number, count if self.most_turns is None else self.most_turns, count)
 
     def end_turn(self) -> None:
         """Remember that what was measured up to here belongs to one turn."""

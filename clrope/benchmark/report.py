@@ -106,6 +106,15 @@ def summary_table(rows: Sequence[Row]) -> Table:
     )
 
 
+def machine_section(cpu: str, rows: Sequence[Row]) -> str:
+    """Return the Markdown of one machine's judged targets."""
+    met = f"{sum(row.met is True for row in rows)} of {len(rows)} rows are met"
+    return (
+        f"\n### {cpu}\n\n{summary_table(rows).markdown()}\n"
+        f"{met}; bold is what is not, in brackets what mere moving of the bytes has there.\n"
+    )
+
+
 def _claim(row: Row) -> tuple[str, str, str]:
     return row.claim, row.device, row.limit
 

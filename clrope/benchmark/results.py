@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ..errors import ConfigError, RopeError
-from .samples import error_of_ratio
+from .samples import by_round, error_of_median, paired
 
 #: Raise the number when a reader of the old form would misread the new one; `results.schema.json` describes it.
 SCHEMA = "clrope.bench/1"
@@ -120,66 +121,92 @@ class Record:
         found = self.entries("clrope", name, device)
         return self.time(found[0], statistic) if found else None
 
+    def by_round(self, entry: dict[str, Any]) -> dict[int, float]:
+        """Return the median time of each turn by its round; none in results of an older version."""
+        turns = (entry.get(self._basis(entry.get("device"))) or entry["wall"]).get("turns", ())
+        return by_round(turns, self.result["options"]["rounds"])
+
+    def ratio(self, over: dict[str, Any], under: dict[str, Any], statistic: str = "median") -> float:
+        """Return how many times as long one takes as the other.
+
+        By medians it is the median of the ratios within each round, where turns were kept.
+        """
+        pairs = paired(self.by_round(over), self.by_round(under)) if statistic == "median" else []
+        return float(median(pairs)) if pairs else self.time(over, statistic) / self.time(under, statistic)
+
     def ceiling(self, device: str, statistic: str = "median", name: str | None = None) -> dict[str, Any] | None:
         """Return the device's ceiling: the entry that moves most bytes a second, of all or of one name.
 
         'windows' counts only where it is asked for: a part of each row is harder to move than as many bytes in a row.
         """
         found = [e for e in self.entries("ceiling", name, device) if name is not None or e["name"] != "windows"]
-        return max(found, key=lambda e: e["bytes"] / self.time(e, statistic), default=None)
+        own = self.entries("clrope", "arrays", device)
+        # Against the same call all of them are measured in the same rounds.
+        return max(
+            found,
+            key=lambda e: e["bytes"] * (self.ratio(own[0], e, statistic) if own else 1 / self.time(e, statistic)),
+            default=None,
+        )
 
     def rate(self, device: str, statistic: str = "median") -> float | None:
         """Return this package's GB/s on a device."""
         taken = self.own(device, statistic=statistic)
         return self.workload["bytes_moved"] / taken if taken else None
 
-    def turns(self, entry: dict[str, Any]) -> list[float]:
-        """Return the median time of each turn; none in results of an older version."""
-        return list((entry.get(self._basis(entry.get("device"))) or entry["wall"]).get("turns", ()))
-
     def error_of_ceiling(self, device: str, name: str | None = None) -> float | None:
         """Return the standard error of `of_ceiling`, by medians; None if that cannot be told."""
         top, own = self.ceiling(device, name=name), self.entries("clrope", "arrays", device)
-        share = self.of_ceiling(device, name=name)
-        if top is None or not own or share is None:
+        if top is None or not own:
             return None
-        error = error_of_ratio(self.turns(top), self.turns(own[0]))
-        return None if error is None else error * share * self.time(own[0]) / self.time(top)
+        error = error_of_median(paired(self.by_round(top), self.by_round(own[0])))
+        return None if error is None else error * float(self.workload["bytes_moved"]) / float(top["bytes"])
 
     def of_ceiling(self, device: str, statistic: str = "median", name: str | None = None) -> float | None:
         """Return the part of the ceiling that is reached: bytes a second against bytes a second."""
-        top, rate = self.ceiling(device, statistic, name), self.rate(device, statistic)
-        return None if top is None or rate is None else rate / (top["bytes"] / self.time(top, statistic))
+        return self._share(self.entries("clrope", "arrays", device), self.ceiling(device, statistic, name), statistic)
+
+    def of_copies(self, device: str, statistic: str = "median") -> float | None:
+        """Return the same of the copy kernel, however else the device may copy faster."""
+        return self._share(self.entries("clrope", "arrays", device), self.ceiling(device, statistic, "copy"), statistic)
+
+    def _share(self, own: list[dict[str, Any]], top: dict[str, Any] | None, statistic: str) -> float | None:
+        if top is None or not own:
+            return None
+        return float(self.workload["bytes_moved"]) / float(top["bytes"]) * self.ratio(top, own[0], statistic)
 
     def bound_against(self, peer: str, device: str, statistic: str = "median") -> float | None:
         """Return how many times faster than a peer a mere copy of as many bytes is."""
         found, top = self.entries("peer", peer), self.ceiling(device, statistic)
         if not found or top is None:
             return None
-        copied = float(top["bytes"]) / self.time(top, statistic)
-        return self.time(found[0], statistic) * copied / float(self.workload["bytes_moved"])
+        return self.ratio(found[0], top, statistic) * float(top["bytes"]) / float(self.workload["bytes_moved"])
 
     def launches(self, device: str, statistic: str = "median") -> float | None:
         """Return how many raw launches of an empty kernel this package's call takes."""
-        raw, taken = self.entries("launch", "raw launch", device), self.own(device, statistic=statistic)
-        return taken / self.time(raw[0], statistic) if raw and taken else None
+        raw, own = self.entries("launch", "raw launch", device), self.entries("clrope", "arrays", device)
+        return self.ratio(own[0], raw[0], statistic) if raw and own else None
 
     def bound_of_launches(self, device: str, statistic: str = "median") -> float | None:
         """Return how many raw launches the quickest copy of as many bytes takes."""
         raw, top = self.entries("launch", "raw launch", device), self.ceiling(device, statistic)
-        return self.time(top, statistic) / self.time(raw[0], statistic) if raw and top else None
+        return self.ratio(top, raw[0], statistic) if raw and top else None
 
     def windows_of_ceiling(self, device: str, statistic: str = "median") -> float | None:
         """Return what scaling the rotated part of each row reaches of what scaling as many bytes in a row does."""
         part, top = self.ceiling(device, statistic, "windows"), self.ceiling(device, statistic)
         if part is None or top is None:
             return None
-        return float(part["bytes"]) * self.time(top, statistic) / (self.time(part, statistic) * float(top["bytes"]))
+        return float(part["bytes"]) / float(top["bytes"]) * self.ratio(top, part, statistic)
 
     def against(self, peer: str, device: str, statistic: str = "median") -> float | None:
         """Return how many times faster than a peer."""
-        found, taken = self.entries("peer", peer), self.own(device, statistic=statistic)
-        return self.time(found[0], statistic) / taken if found and taken else None
+        found, own = self.entries("peer", peer), self.entries("clrope", "arrays", device)
+        return self.ratio(found[0], own[0], statistic) if found and own else None
+
+    def of_arrays(self, device: str, name: str, statistic: str = "median") -> float | None:
+        """Return how many times as long as on OpenCL arrays the call on NumPy arrays of that name takes."""
+        host, own = self.entries("clrope", name, device), self.entries("clrope", "arrays", device)
+        return self.ratio(host[0], own[0], statistic) if host and own else None
 
 
 def records(results: Iterable[dict[str, Any]]) -> Iterator[Record]:

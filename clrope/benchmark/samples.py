@@ -3,12 +3,11 @@ median of each turn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 T = TypeVar("T")
 
@@ -50,18 +49,34 @@ def middle(measured: Sequence[T], figure: Callable[[T], float]) -> T:
     return sorted(measured, key=figure)[(len(measured) - 1) // 2]
 
 
-def error_of_ratio(over: Sequence[float], under: Sequence[float], draws: int = 400) -> float | None:
-    """Return the standard error of the ratio of two medians, by bootstrap over turns; None of fewer than 5 turns each.
+def in_round(number: int, turns: int, count: int) -> bool:
+    """Whether who has so many turns in `count` rounds, evenly spread, has one in a round, counted from 0."""
+    turns = min(count, turns)
+    return number * turns // count != (number - 1) * turns // count
+
+
+def by_round(turns: Sequence[float], count: int) -> dict[int, float]:
+    """Return the turns of somebody by the numbers of the rounds, of `count`, that they were in."""
+    return dict(zip((k for k in range(count) if in_round(k, len(turns), count)), turns, strict=False))
+
+
+def paired(over: Mapping[int, float], under: Mapping[int, float]) -> list[float]:
+    """Return the ratio in each round that both had a turn in.
+
+    A machine that others share has times in which everything is half as fast, seconds to minutes long: who is compared
+    within a round is compared within one of them.
+    """
+    return [over[k] / under[k] for k in over if k in under]
+
+
+def error_of_median(values: Sequence[float], draws: int = 400) -> float | None:
+    """Return the standard error of the median of ratios of turns, by bootstrap; None of fewer than 5.
 
     Calls of one turn are alike (the same clock rate, the same processors for the driver's threads), so it is turns, not
     calls, that count as independent.
     """
-    if min(len(over), len(under)) < 5:
+    if len(values) < 5:
         return None
-    rng = np.random.default_rng(0)
-
-    def medians(turns: Sequence[float]) -> npt.NDArray[np.float64]:
-        values = np.asarray(turns, dtype=np.float64)
-        return np.median(values[rng.integers(0, len(values), (draws, len(values)))], axis=1)
-
-    return float(np.std(medians(over) / medians(under)))
+    known = np.asarray(values, dtype=np.float64)
+    drawn = known[np.random.default_rng(0).integers(0, len(known), (draws, len(known)))]
+    return float(np.std(np.median(drawn, axis=1)))

@@ -87,16 +87,23 @@ def compare_spellings(
     rounds(contenders, count, seed)
     if not ceilings:
         raise WrongResultError("no ceiling could be measured")
-    top = max(_rate(c, 50) for c in ceilings)
+    top = max(ceilings, key=lambda c: _rate(c, 50))
     lines = [
-        Spelled(name, _rate(c, 50), _rate(c, 0), _rate(c, 50) / top, chosen=number == 0)
+        Spelled(name, _rate(c, 50), _rate(c, 0), _of(c, top), chosen=number == 0)
         for number, (name, c) in enumerate(ours.items())
-    ] + [Spelled(f"= {c.spelling or c.name}", _rate(c, 50), _rate(c, 0), _rate(c, 50) / top) for c in ceilings]
+    ] + [Spelled(f"= {c.spelling or c.name}", _rate(c, 50), _rate(c, 0), _of(c, top)) for c in ceilings]
     return sorted(lines, key=lambda line: -line.rate)
 
 
 def _rate(contender: Contender, percentile: int) -> float:
     return contender.bytes / float(np.percentile(contender.wall, percentile))
+
+
+def _of(contender: Contender, top: Contender) -> float:
+    """Return the rate as a share of another's, round by round: everybody was in all of them."""
+    turns = [found.turns if (found := c.stats("wall")) else () for c in (top, contender)]
+    share = [contender.bytes * above / (top.bytes * own) for above, own in zip(*turns, strict=True)]
+    return float(np.median(share))
 
 
 def words_filter(words: Sequence[str]) -> Callable[[Variant], bool]:

@@ -1,6 +1,7 @@
 """What must hold, judged from result files: one row a claim and device, met or not, with the figure.
 
-Ratios are of medians; the ratio of minima stands beside them, because it shows what a disturbed machine hides.
+Ratios are medians of those within each round; the ratio of minima stands beside them, because it shows what a disturbed
+machine hides.
 """
 
 from __future__ import annotations
@@ -70,8 +71,16 @@ class _Found:
     error: float | None = None
 
 
+def by_machine(results: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return results by the CPU that they were measured with, the one measured last first: no ratio is of two."""
+    out: dict[str, list[dict[str, Any]]] = {}
+    for result in sorted(results, key=lambda r: str(r["started"]), reverse=True):
+        out.setdefault(str(result["environment"]["cpu"]), []).append(result)
+    return {cpu: sorted(found, key=results.index) for cpu, found in out.items()}
+
+
 def judge(results: Sequence[dict[str, Any]]) -> list[Row]:
-    """Return all rows, in the order of the table of targets. Tiny runs say nothing and are left out."""
+    """Return all rows of one machine, in the order of the table of targets. Tiny runs say nothing and are left out."""
     results = [r for r in results if not r["options"]["tiny"]]
     known = list(records(results))
     devices = list(dict.fromkeys(label for r in results for label in r["devices"]))
@@ -200,21 +209,11 @@ def _launches(decode: Iterable[Record], device: str) -> list[_Found]:
 
 
 def _hosts(chosen: Iterable[Record], device: str, name: str) -> list[_Found]:
-    return _found(
-        chosen, lambda r, statistic: _quotient(r.own(device, name, statistic), r.own(device, "arrays", statistic))
-    )
+    return _found(chosen, lambda record, statistic: record.of_arrays(device, name, statistic))
 
 
 def _copies(chosen: Iterable[Record], device: str) -> list[_Found]:
-    def ratio(record: Record, statistic: str) -> float | None:
-        rates = [e["bytes"] / record.time(e, statistic) for e in record.entries("ceiling", "copy", device)]
-        return _quotient(record.rate(device, statistic), max(rates, default=None))
-
-    return _found(chosen, ratio)
-
-
-def _quotient(a: float | None, b: float | None) -> float | None:
-    return a / b if a is not None and b else None
+    return _found(chosen, lambda record, statistic: record.of_copies(device, statistic))
 
 
 def _processes(results: Iterable[dict[str, Any]]) -> list[Row]:
@@ -238,16 +237,19 @@ def _processes(results: Iterable[dict[str, Any]]) -> list[Row]:
 
 
 def _linear(sizes: Sequence[Record], device: str) -> Row:
-    def off(statistic: str) -> tuple[float, str] | None:
-        points = []
-        for record in sizes:
-            taken = record.own(device, statistic=statistic)
-            if taken is not None and record.workload["tensor_bytes"] >= LINEAR_FROM:
-                points.append((float(record.workload["tensor_bytes"]), taken, record.name))
-        return off_line(points)
+    sizes = [r for r in sizes if r.workload["tensor_bytes"] >= LINEAR_FROM]
 
-    median, minimum = off("median"), off("min")
-    found = [_Found(median[0], minimum[0], median[1])] if median and minimum else []
+    def off(taken: Callable[[Record], float | None]) -> tuple[float, str] | None:
+        times = [(float(record.workload["tensor_bytes"]), taken(record), record.name) for record in sizes]
+        return off_line([(size, time, name) for size, time, name in times if time is not None])
+
+    def ceiling(record: Record) -> float | None:
+        top = record.ceiling(device)
+        return None if top is None else record.time(top)
+
+    median, minimum = off(lambda r: r.own(device)), off(lambda r: r.own(device, statistic="min"))
+    bound = off(ceiling)
+    found = [_Found(median[0], minimum[0], median[1], bound[0] if bound else None)] if median and minimum else []
     return _row("cost against bytes above 4 MiB, off a straight line", device, 0.15, found, most=True)
 
 

@@ -1,13 +1,14 @@
 """Judgements, tables and the figure, from results made up so that every figure is known."""
 
 import json
+import statistics
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from clrope import ConfigError
-from clrope.benchmark import report, results, targets
+from clrope.benchmark import report, results, samples, targets
 from clrope.benchmark.results import Record
 from clrope.benchmark.workloads import WORKLOADS, select
 
@@ -238,7 +239,41 @@ def test_documented_table_is_that_of_the_kept_results():
     root = Path(__file__).parents[2]
     kept = [results.read(path) for path in sorted(root.glob("bench/results/*/*.json"))]
     text = (root / "docs" / "performance.md").read_text(encoding="utf-8")
-    assert report.summary_table(targets.judge(kept)).markdown() in text, "python bench/targets.py --write"
+    machines = targets.by_machine(kept)
+    assert machines
+    for cpu, found in machines.items():
+        assert report.machine_section(cpu, targets.judge(found)) in text, "python bench/targets.py --write"
+
+
+def test_machines_are_judged_apart():
+    old, new = made_up(), made_up()
+    old["environment"]["cpu"], old["started"] = "Old One", "2026-01-01T00:00:00+00:00"
+    new["environment"]["cpu"], new["started"] = "New One", "2026-02-01T00:00:00+00:00"
+    again = old | {"started": "2025-01-01T00:00:00+00:00"}
+    assert targets.by_machine([again, old, new]) == {"New One": [new], "Old One": [again, old]}
+
+
+def test_ratios_are_taken_within_a_round():
+    """On a machine that is half as fast in some rounds, also against who is in a few of them only."""
+    result = made_up()
+    result["options"]["rounds"] = 9
+    chosen = next(w for w in result["workloads"] if w["name"] == "prefill/f32/neox/out/forward")
+    pace = [1, 1, 1, 1, 2, 2, 2, 2, 2]
+    few = [k for k in range(9) if samples.in_round(k, 3, 9)]
+    for e in chosen["entries"]:
+        if e["kind"] in ("clrope", "ceiling", "peer") and e["status"] == "ok":
+            at = few if e["kind"] == "peer" else range(9)
+            e["wall"]["turns"] = [e["wall"]["median"] * pace[k] for k in at]
+            if e["kind"] == "ceiling":
+                # What was in between when the pace changed.
+                e["wall"]["turns"][4] /= 2
+            e["wall"] |= {"median": statistics.median(e["wall"]["turns"]), "min": e["wall"]["median"]}
+    assert len(few) == 3
+    one = Record(result, chosen)
+    for device in one.devices:
+        assert one.of_ceiling(device) == pytest.approx(OWN[device] / CEILING, rel=1e-3)
+        assert one.against("ggml", device) == pytest.approx(OWN[device] / PEERS["ggml"], rel=1e-3)
+        assert one.error_of_ceiling(device) < 0.2
 
 
 def test_record():
@@ -274,7 +309,8 @@ def test_how_sure_a_share_is():
     for e in chosen["entries"]:
         if e.get("device") == "pocl" and e["kind"] in ("clrope", "ceiling"):
             middle = e["wall"]["median"]
-            e["wall"]["turns"] = [round(middle * f) for f in (0.9, 1.1, 1.0, 0.95, 1.05, 1.0, 1.0, 0.98, 1.02)]
+            factors = (0.9, 1.1, 1.0, 0.95, 1.05, 1.0, 1.0, 0.98, 1.02)
+            e["wall"]["turns"] = [round(middle * f) for f in factors[:: 1 if e["kind"] == "clrope" else -1]]
     found = {row.device: row for row in rows(result, "f32 neox, out of place")}
     assert found["intel"].error is None
     assert 0.005 < found["pocl"].error < 0.05

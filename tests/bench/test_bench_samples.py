@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from clrope.benchmark.contender import Contender, Rota, event_ns, rounds, settle, warm_up
 from clrope.benchmark.runner import hopeless
-from clrope.benchmark.samples import error_of_ratio, middle, stats
+from clrope.benchmark.samples import by_round, error_of_median, in_round, middle, paired, stats
 
 
 def test_known_numbers():
@@ -43,19 +43,29 @@ def test_the_middle_one_of_several():
     assert [middle(list(text), ord) for text in ("b", "ca", "cab", "dbca", "eadcb")] == ["b", "a", "b", "b", "c"]
 
 
-def test_error_of_a_ratio():
-    assert error_of_ratio([1.0] * 4, [1.0] * 9) is None
-    assert error_of_ratio([2.0] * 9, [1.0] * 9) == 0
+def test_error_of_a_median():
+    assert error_of_median([1.0] * 4) is None
+    assert error_of_median([2.0] * 9) == 0
     rng = np.random.default_rng(7)
 
-    def turns(middle, count):
-        return list(rng.normal(middle, 0.06 * middle, count))
+    def ratios(count):
+        return list(rng.normal(3e6, 2e5, count) / rng.normal(2e6, 1e5, count))
 
-    # What ratios of many such runs differ by is what is said from one.
-    ratios = [np.median(turns(3e6, 31)) / np.median(turns(2e6, 31)) for _ in range(300)]
-    said = [error_of_ratio(turns(3e6, 31), turns(2e6, 31)) for _ in range(20)]
-    assert np.median(said) == pytest.approx(np.std(ratios), rel=0.35)
-    assert error_of_ratio(turns(1e6, 9), turns(1e6, 9)) > error_of_ratio(turns(1e6, 99), turns(1e6, 99))
+    # What medians of many such runs differ by is what is said from one.
+    found = [np.median(ratios(31)) for _ in range(300)]
+    said = [error_of_median(ratios(31)) for _ in range(20)]
+    assert np.median(said) == pytest.approx(np.std(found), rel=0.35)
+    assert error_of_median(ratios(9)) > error_of_median(ratios(99))
+
+
+def test_turns_by_round():
+    assert by_round([], 9) == {}
+    assert by_round([7, 8, 9], 3) == {0: 7, 1: 8, 2: 9}
+    some = by_round([7, 8, 9], 9)
+    assert list(some.values()) == [7, 8, 9]
+    assert list(some) == [k for k in range(9) if in_round(k, 3, 9)]
+    assert paired({0: 4, 3: 9}, {0: 2, 1: 5, 3: 3}) == [2, 3]
+    assert paired({0: 4}, {}) == []
 
 
 class Clock:
