@@ -165,6 +165,11 @@ class Record:
         """Return the part of the ceiling that is reached: bytes a second against bytes a second."""
         return self._share(self.entries("clrope", "arrays", device), self.ceiling(device, statistic, name), statistic)
 
+    def copying(self, device: str) -> float | None:
+        """Return the time that the ceiling takes."""
+        top = self.ceiling(device)
+        return None if top is None else self.time(top)
+
     def of_copies(self, device: str, statistic: str = "median") -> float | None:
         """Return the same of the copy kernel, however else the device may copy faster."""
         return self._share(self.entries("clrope", "arrays", device), self.ceiling(device, statistic, "copy"), statistic)

@@ -6,6 +6,7 @@ import platform
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..device.cache import host_cache_bytes
 from .outcome import Purpose, SizeClass
 from .variants import PREFETCH, PREFETCH_NTA, NanKind, PrefetchKind, Variant, default_variant
 
@@ -25,15 +26,18 @@ MEDIUM_BYTES = 1 << 20
 #: The same where it was measured to be otherwise. On Intel's runtime plain stores win at 1 MiB; PoCL's threads change
 #: processors between calls, so that what a core's own cache holds is of little use there.
 MEDIUM_BYTES_OF = {INTEL: 2 << 20}
-#: Bytes from which it counts as large: what computed the tensors has hardly left them in a cache that cores share.
+#: Bytes from which it counts as large: what computed the tensors has hardly left them in a cache that cores share. On
+#: CPUs also from this part of the largest cache on: input and output would take half of it.
 LARGE_BYTES = 32 << 20
+LARGE_PART = 4
 
 
 def size_class(device: DeviceInfo, nbytes: int) -> SizeClass:
     """Return the size class of a call that rotates so many bytes on a device."""
-    if nbytes >= LARGE_BYTES:
-        return "large"
-    return "medium" if nbytes >= MEDIUM_BYTES_OF.get(device.platform, MEDIUM_BYTES) else "small"
+    if nbytes < MEDIUM_BYTES_OF.get(device.platform, MEDIUM_BYTES):
+        return "small"
+    cache = host_cache_bytes() if device.kind == "cpu" else 0
+    return "large" if nbytes >= min(LARGE_BYTES, cache // LARGE_PART or LARGE_BYTES) else "medium"
 
 
 def default_for(device: DeviceInfo, purpose: Purpose) -> Variant:

@@ -175,6 +175,22 @@ def test_cost_against_bytes():
     assert targets.off_line(points[:2]) is None
 
 
+def test_a_machine_that_changes_between_sizes_bends_no_line():
+    result = made_up()
+    chosen = [w for w in result["workloads"] if w["name"].startswith("size-") and w["tensor_bytes"] >= 4 << 20]
+    for e in chosen[1]["entries"]:
+        if "wall" in e:
+            e["wall"] = times(e["wall"]["median"] * 1.8)
+    for row in rows(result, "straight line"):
+        assert row.figure == pytest.approx(0, abs=1e-3)
+        assert row.of_minima == pytest.approx(row.bound, abs=1e-3)
+        assert row.bound > 0.2
+    for e in chosen[1]["entries"]:
+        if e["kind"] == "clrope":
+            e["wall"] = times(e["wall"]["median"] * 1.5)
+    assert all(row.met is False and row.figure > 0.2 for row in rows(result, "straight line"))
+
+
 def test_small_sizes_do_not_count():
     result = made_up()
     for w in result["workloads"]:

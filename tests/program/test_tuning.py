@@ -16,7 +16,7 @@ import pytest
 
 import clrope
 from clrope.layout import TensorView
-from clrope.program import source, tuning
+from clrope.program import defaults, source, tuning
 from clrope.program.chooser import choose
 from clrope.program.defaults import MEDIUM_BYTES, MEDIUM_BYTES_OF, default_for, size_class
 from clrope.program.outcome import OUTCOMES, Outcome, OutcomeKind, Purpose, Record, decided
@@ -269,10 +269,23 @@ def test_the_first_of_equals_wins() -> None:
 @pytest.mark.parametrize(
     ("platform", "limit"), [("Intel(R) OpenCL", 2 << 20), ("Portable Computing Language", 1 << 20)]
 )
-def test_size_classes(cpu: clrope.DeviceInfo, platform: str, limit: int) -> None:
-    device = replace(cpu, platform=platform)
-    got = [size_class(device, n) for n in (0, limit - 1, limit, (32 << 20) - 1, 32 << 20, 1 << 40)]
+@pytest.mark.parametrize(
+    ("kind", "cache", "large"),
+    [("cpu", 480 << 20, 32 << 20), ("cpu", 32 << 20, 8 << 20), ("cpu", 0, 32 << 20), ("gpu", 32 << 20, 32 << 20)],
+)
+def test_size_classes(
+    cpu: clrope.DeviceInfo, platform: str, limit: int, kind: Any, cache: int, large: int, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(defaults, "host_cache_bytes", lambda: cache)
+    device = replace(cpu, platform=platform, kind=kind)
+    got = [size_class(device, n) for n in (0, limit - 1, limit, large - 1, large, 1 << 40)]
     assert got == ["small", "small", "medium", "medium", "large", "large"]
+
+
+def test_a_cache_so_small_that_nothing_is_medium(cpu: clrope.DeviceInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(defaults, "host_cache_bytes", lambda: 1 << 20)
+    limit = MEDIUM_BYTES_OF.get(cpu.platform, MEDIUM_BYTES)
+    assert [size_class(cpu, n) for n in (limit - 1, limit)] == ["small", "large"]
 
 
 def test_what_a_call_rotates_altogether_decides_its_size(cpu: clrope.DeviceInfo, cache: Path) -> None:
