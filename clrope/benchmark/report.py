@@ -72,12 +72,15 @@ def tables(results: Sequence[dict[str, Any]]) -> list[Table]:
 
 def target_table(rows: Sequence[Row]) -> Table:
     """Return the judged targets."""
+    several = len({row.machine for row in rows}) > 1
     return Table(
         "Targets",
         ("claim", "device", "#limit", "#figure", "#±", "#by minima", "#of mere moving", "", "worst at"),
         tuple(
             (
-                *_claim(row),
+                row.claim,
+                f"{row.device}, {row.machine}" if several else row.device,
+                row.limit,
                 _number(row.figure, row.unit),
                 "" if row.error is None else f"{row.error:.2f}",
                 _number(row.of_minima, row.unit),
@@ -113,10 +116,6 @@ def machine_section(cpu: str, rows: Sequence[Row]) -> str:
         f"\n### {cpu}\n\n{summary_table(rows).markdown()}\n"
         f"{met}; bold is what is not, in brackets what mere moving of the bytes has there.\n"
     )
-
-
-def _claim(row: Row) -> tuple[str, str, str]:
-    return row.claim, row.device, row.limit
 
 
 def heading(results: Sequence[dict[str, Any]]) -> str:

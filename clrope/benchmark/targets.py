@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .results import Record, records
@@ -37,7 +37,7 @@ class Row:
     """A claim. figure: the worst one that was measured; met: None if nothing was.
 
     bound: what a kernel that only moves the bytes has instead at the same place, where that is not the limit itself.
-    error: standard error of the figure, where the turns that it is of were kept.
+    error: standard error of the figure, where the turns that it is of were kept. machine: the CPU it was measured with.
     """
 
     claim: str
@@ -51,6 +51,7 @@ class Row:
     cases: int = 0
     bound: float | None = None
     error: float | None = None
+    machine: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it JSON-ready."""
@@ -73,15 +74,19 @@ class _Found:
 
 def by_machine(results: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Return results by the CPU that they were measured with, the one measured last first: no ratio is of two."""
-    out: dict[str, list[dict[str, Any]]] = {}
-    for result in sorted(results, key=lambda r: str(r["started"]), reverse=True):
-        out.setdefault(str(result["environment"]["cpu"]), []).append(result)
-    return {cpu: sorted(found, key=results.index) for cpu, found in out.items()}
+    out: dict[str, list[int]] = {}
+    for number in sorted(range(len(results)), key=lambda k: str(results[k]["started"]), reverse=True):
+        out.setdefault(str(results[number]["environment"]["cpu"]), []).append(number)
+    return {cpu: [results[number] for number in sorted(numbers)] for cpu, numbers in out.items()}
 
 
 def judge(results: Sequence[dict[str, Any]]) -> list[Row]:
-    """Return all rows of one machine, in the order of the table of targets. Tiny runs say nothing and are left out."""
-    results = [r for r in results if not r["options"]["tiny"]]
+    """Return all rows of each machine, in the order of the table of targets. Tiny runs say nothing and are left out."""
+    known = by_machine([r for r in results if not r["options"]["tiny"]])
+    return [replace(row, machine=cpu) for cpu, found in (known or {"": []}).items() for row in _judge(found)]
+
+
+def _judge(results: Sequence[dict[str, Any]]) -> list[Row]:
     known = list(records(results))
     devices = list(dict.fromkeys(label for r in results for label in r["devices"]))
     rows: list[Row] = []

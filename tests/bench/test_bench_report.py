@@ -267,6 +267,18 @@ def test_machines_are_judged_apart():
     new["environment"]["cpu"], new["started"] = "New One", "2026-02-01T00:00:00+00:00"
     again = old | {"started": "2025-01-01T00:00:00+00:00"}
     assert targets.by_machine([again, old, new]) == {"New One": [new], "Old One": [again, old]}
+    for w in new["workloads"]:
+        for e in w["entries"]:
+            if e["kind"] == "clrope":
+                e["wall"] = times(e["wall"]["median"] * 2)
+    judged = targets.judge([old, new])
+    assert [row.machine for row in judged] == ["New One"] * (len(judged) // 2) + ["Old One"] * (len(judged) // 2)
+    assert [row.figure for row in judged if row.machine == "Old One"] == [r.figure for r in targets.judge([old])]
+    slow, fast = ([row for row in judged if "bf16 neox, in place" in row.claim][k] for k in (0, 2))
+    assert slow.figure == pytest.approx(fast.figure / 2, rel=1e-3)
+    devices = {line[1] for line in report.target_table(judged).rows}
+    assert {"pocl, New One", "pocl, Old One"} < devices
+    assert {line[1] for line in report.target_table(targets.judge([old])).rows} <= {"pocl", "intel", "best"}
 
 
 def test_ratios_are_taken_within_a_round():
