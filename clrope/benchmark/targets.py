@@ -248,14 +248,15 @@ def _linear(sizes: Sequence[Record], device: str) -> Row:
         times = [(float(record.workload["tensor_bytes"]), taken(record), record.name) for record in sizes]
         return off_line([(size, time, name) for size, time, name in times if time is not None])
 
-    def of_copying(record: Record) -> float | None:
-        share = record.of_ceiling(device)
+    def in_copies(record: Record, statistic: str) -> float | None:
+        share = record.of_ceiling(device, statistic)
         return record.workload["bytes_moved"] / share if share else None
 
     # Sizes are measured one after the other, and on a shared machine not at one speed of the memory: the unit is what
-    # copying a byte takes in the same rounds. Beside it the times themselves, and as bound those of copying.
-    figure, plain, copying = off(of_copying), off(lambda r: r.own(device)), off(lambda r: r.copying(device))
-    found = [_Found(figure[0], plain[0], figure[1], copying[0] if copying else None)] if figure and plain else []
+    # copying a byte takes in the same rounds. As bound the times of copying, in which that speed is.
+    median, minimum = off(lambda r: in_copies(r, "median")), off(lambda r: in_copies(r, "min"))
+    copying = off(lambda r: r.copying(device))
+    found = [_Found(median[0], minimum[0], median[1], copying[0] if copying else None)] if median and minimum else []
     return _row(
         "cost against bytes above 4 MiB, in copies of a byte, off a straight line", device, 0.15, found, most=True
     )
