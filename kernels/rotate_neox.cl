@@ -21,7 +21,7 @@
 #define PREPARE                                                                                                        \
   REAL c[PAIRS] __attribute__((aligned(128)));                                                                         \
   REAL s[PAIRS] __attribute__((aligned(128)));                                                                         \
-  for (int i = 0; i < ROUNDED; i += STEP) {                                                                            \
+  UNROLL for (int i = 0; i < ROUNDED; i += STEP) {                                                                     \
     const VEC(REAL, W) c0 = TABLE(W, cosine + i), c1 = TABLE(W, cosine + i + W);                                       \
     const VEC(REAL, W) s0 = TABLE(W, sine + i) * direction, s1 = TABLE(W, sine + i + W) * direction;                   \
     *(VEC(REAL, W) *)(c + i) = (VEC(REAL, W))(c0.even, c1.even);                                                       \

@@ -47,7 +47,7 @@
 #define PREPARE                                                                                                        \
   REAL c[2 * PAIRS] __attribute__((aligned(128)));                                                                     \
   REAL s[2 * PAIRS] __attribute__((aligned(128)));                                                                     \
-  for (int i = 0; i < ROUNDED; i += HALVED(W)) {                                                                       \
+  UNROLL for (int i = 0; i < ROUNDED; i += HALVED(W)) {                                                                \
     const VEC(REAL, HALVED(W)) cs = TABLE(HALVED(W), cosine + i);                                                      \
     const VEC(REAL, HALVED(W)) sn = TABLE(HALVED(W), sine + i) * direction;                                            \
     VEC(REAL, W) both;                                                                                                 \

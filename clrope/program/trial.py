@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from ..device import child, probe
 from ..errors import BuildError, DeviceError
+from .race import MOST_ROUNDS, Race
 from .variants import STRIDED, Pairing, Placement, Variant
 
 if TYPE_CHECKING:
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
 POISON = 0xA5
 #: Largest NMSE of the strided kernel by which the others may be judged where a device rounds in a way of its own.
 CLOSE = {"f16": 1e-6, "bf16": 1e-4, "f32": 1e-10, "f64": 1e-18}
-#: Rounds after which spellings that take this much more time than the best are not timed again. What else the machine
-#: does can hit one spelling many times in a row, hence so many rounds.
-CUTS = {10: 2.5, 20: 1.5, 30: 1.2}
-MOST_ROUNDS = 80
 #: Bytes of a tensor that a spelling rotates in a row, on the same buffers; in at most 20 runs.
 TURN_BYTES = 16 << 20
 #: Share of the time after which no further spelling is checked, so that those that are right get timed.
@@ -305,7 +302,7 @@ class Trial:
     # -- how fast -----------------------------------------------------------------------------------------------------
 
     def time_case(self, number: int, case: dict[str, Any], cases_left: int) -> None:
-        """Time all usable spellings for one purpose in turns, beside the ceilings, and write their best times."""
+        """Time all usable spellings for one purpose in turns, beside the ceilings, and write what each takes."""
         share = max(0.5, (self.job["seconds"] - self._seconds()) / cases_left)
         end = time.monotonic() + share
         workload = _Workload(self, case["in_place"], case["nbytes"], case["sets"])
@@ -327,26 +324,21 @@ class Trial:
         # Several, of 4 MiB too, so that the best found the caches as its like leaves them: stores past them are slow
         # where another spelling has just left the same lines there.
         repeat = 1 if case["sets"] > 1 else max(1, min(20, TURN_BYTES // workload.nbytes))
-        best = {i: float("inf") for i in runs}
-        ceiling = float("inf")
-        alive = list(runs)
-        for turn in range(1, MOST_ROUNDS + 1):
-            for i in alive:
-                self._begin(i, f"timing on {workload.nbytes} bytes")
-                best[i] = min(best[i], self._time(runs[i], repeat, workload))
-            if ceilings:
+        race: Race[int | str] = Race(list(runs), self.rng, "ceiling" if ceilings else None)
+
+        def seconds_of(runner: int | str) -> float:
+            if not isinstance(runner, int):
                 self._begin("ceiling", "timing")
-                ceiling = min(ceiling, *(self._time(copies, repeat, workload) for copies in ceilings))
-            if turn in CUTS and alive:
-                least = min(best.values())
-                alive = [i for i in alive if best[i] <= CUTS[turn] * least]
-            if time.monotonic() > end and turn >= 2:
-                break
+                return min(self._time(copies, repeat, workload) for copies in ceilings)
+            self._begin(runner, f"timing on {workload.nbytes} bytes")
+            return self._time(runs[runner], repeat, workload)
+
+        while len(race.rounds) < MOST_ROUNDS and (len(race.rounds) < 2 or time.monotonic() < end):
+            race.round(seconds_of)
         self._alarm(0)
-        self.write(
-            case=number, nbytes=workload.nbytes, seconds={i: t for i, t in best.items() if t < float("inf")},
-            ceiling=None if ceiling == float("inf") else ceiling, failed=failed,
-        )  # fmt: skip
+        seconds = race.seconds()
+        ceiling = seconds.pop("ceiling", None)
+        self.write(case=number, nbytes=workload.nbytes, seconds=seconds, ceiling=ceiling, failed=failed)
 
     def _time(self, enqueues: list[Any], repeat: int, workload: _Workload) -> float:
         """Return the best time of so many runs, each on the set whose last use is longest ago."""
