@@ -218,6 +218,7 @@ class Rope:
                     bool(forward),
                     in_place=result is o,
                     phases=config.angles == "exact",
+                    sections=config.uses_sections,
                 ),
             )
             for o, result in zip(inputs, made, strict=True)

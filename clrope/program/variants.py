@@ -62,7 +62,8 @@ class Placement:
     x, y: views whose offsets count from the start of their buffers. x_alignment, y_alignment: bytes that the start of
     each buffer is known to be aligned to, or a function that finds out (it is asked only if the answer matters).
     full_tables: the tables hold cos and sin for both elements of each pair. phases: cos and sin are those of a
-    configuration's exact angles, which a kernel can make itself.
+    configuration's exact angles, which a kernel can make itself. sections: a token's pairs have positions of several
+    axes.
     """
 
     x: TensorView
@@ -73,6 +74,7 @@ class Placement:
     y_alignment: Alignment = BUFFER_ALIGNMENT
     full_tables: bool = False
     phases: bool = False
+    sections: bool = False
 
     def aligned_to(self, view: TensorView, alignment: Alignment) -> int:
         """Return the bytes to which every place at which a run of vectors begins in the view is aligned."""

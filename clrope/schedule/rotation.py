@@ -75,21 +75,24 @@ class Signature(NamedTuple):
         """Return what a variant's fit is judged by."""
         x, y = (TensorView(self.shape, strides, 0, self.dtype) for strides in (self.x_strides, self.y_strides))
         return Placement(
-            x, y, rotation.geometry, rotation.in_place, self.x_alignment, self.y_alignment, full_tables, rotation.phases
-        )
+            x, y, rotation.geometry, rotation.in_place, self.x_alignment, self.y_alignment, full_tables,
+            rotation.phases, rotation.sections,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Rotation:
     """How one tensor is rotated: pairs, direction, and whether input and output are the same memory.
 
-    phases: the angles are a configuration's exact ones, which a kernel can make itself.
+    phases: the angles are a configuration's exact ones, which a kernel can make itself. sections: a token's pairs have
+    positions of several axes.
     """
 
     geometry: Geometry
     forward: bool
     in_place: bool
     phases: bool = False
+    sections: bool = False
 
     def variant_for(self, device: DeviceInfo, x: Placed, y: Placed, preferred: Variant | None, nbytes: int) -> Variant:
         """Return the preferred spelling, or the chooser's, as it fits these buffers and views.

@@ -221,6 +221,24 @@ def test_what_is_chosen(cpu: clrope.DeviceInfo, cache: Path) -> None:
     assert choose(cpu, replace(place(), full_tables=True)) == OTHER
 
 
+def test_angles_are_made_only_as_it_was_measured(cpu: clrope.DeviceInfo, cache: Path) -> None:
+    made = replace(FAST, angles="fused")
+    tuning.save(cpu, [record(winner=made)])
+    part, alone = Geometry.of_config(clrope.RopeConfig("neox", 64), 128), replace(place(), phases=True)
+    assert choose(cpu, alone) == made
+    assert choose(cpu, replace(alone, geometry=part)) == FAST
+    assert choose(cpu, replace(alone, sections=True)) == FAST
+    # Also in operations, by their configuration.
+    for config, angles in (
+        (clrope.RopeConfig("neox", 128), "fused"),
+        (clrope.RopeConfig("neox", 64), "cached"),
+        (clrope.RopeConfig("imrope", 128, sections=(24, 20, 20)), "cached"),
+    ):
+        x = np.zeros((1, 4096, 32, 128), np.float32)
+        plan = clrope.Rope(config, cpu).plan(x, np.arange(4096))
+        assert {variant.angles for variant in plan.variants} == {angles}, config
+
+
 @pytest.mark.parametrize("kind", ["build_error", "crash", "timeout", "wrong", "not_run"])
 def test_what_is_known_to_fail_is_not_chosen(cpu: clrope.DeviceInfo, cache: Path, kind: OutcomeKind) -> None:
     default = default_for(cpu, PURPOSE)
