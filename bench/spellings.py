@@ -4,7 +4,7 @@ Example: python bench/spellings.py prefill/f16/neox/out/forward --device pocl --
 
 With --kernels also other texts of the kernels, for instance those of an earlier commit:
 git worktree add ../before HEAD~1
-python bench/spellings.py prefill/f16/neox/out/forward --kernels ../before/kernels
+python bench/spellings.py prefill/f16/neox/out/forward --kernels ../before/kernels --brisk
 """
 
 import argparse
@@ -27,18 +27,24 @@ def main() -> int:
         help="a further folder of kernel sources that take the same options (repeatable); without --only just the "
         "chooser's spelling",
     )  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--brisk", action="store_true", help="no lead-ins, 200 rounds: for differences of a percent")
+    parser.add_argument("--rounds", type=int)
     parser.add_argument("--calls", type=int, default=5)
     given = parser.parse_args()
     device = clrope.device(given.device)
     for workload in select([given.workload]):
         print(f"{workload.name} on {device.name} ({device.platform})")
-        print("  GB/s  most  of the ceiling")
+        print("  GB/s  most  of the ceiling  of the chooser's")
         seed = time.time_ns() % (1 << 32)
         wanted = words_filter(given.only) if given.only or not given.kernels else lambda variant: False
-        for line in compare_spellings(workload, device, wanted, seed, given.rounds, given.calls, given.kernels):
+        count = given.rounds or (200 if given.brisk else 9)
+        for line in compare_spellings(
+            workload, device, wanted, seed, count, given.calls, given.kernels, brisk=given.brisk
+        ):
             mark = "*" if line.chosen else " "
-            print(f"{line.rate:6.1f} {line.most:5.1f} {line.share:6.2f} {mark} {line.name}", flush=True)
+            error = "" if line.error is None else f"+-{line.error:.3f}"
+            shares = f"{line.share:6.3f} {line.of_chosen:10.3f} {error:7}"
+            print(f"{line.rate:6.1f} {line.most:5.1f} {shares} {mark} {line.name}", flush=True)
     return 0
 
 

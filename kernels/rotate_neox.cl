@@ -17,7 +17,8 @@
 #define STEP (2 * W)
 // A 32-bit lane holds two bfloat16: the lower becomes a float by a shift, the upper by a mask, and back likewise. So W
 // lanes rotate 2W pairs, the even ones and the odd ones, and the tables are put in that order. Fewer pairs than that are
-// better converted one by one than done by shorter vectors of lanes.
+// better converted one by one than done by shorter vectors of lanes. Both halves' lines are fetched ahead in the order in
+// which they lie, not in which they are used: 3 to 5 % on an EPYC (of f32 and f16 it is nothing, or a loss).
 #define PREPARE                                                                                                        \
   REAL c[PAIRS] __attribute__((aligned(128)));                                                                         \
   REAL s[PAIRS] __attribute__((aligned(128)));                                                                         \
@@ -31,8 +32,8 @@
   }
 #define ROTATE_PREPARED(x, y)                                                                                          \
   UNROLL for (int i = 0; i < ROUNDED; i += STEP) {                                                                     \
-    AHEAD(x, i)                                                                                                        \
-    AHEAD((x) + PAIRS, i)                                                                                              \
+    AHEAD(x, 2 * i)                                                                                                    \
+    AHEAD(x, 2 * i + STEP)                                                                                             \
     const VEC(uint, W) a = VLOAD(W, uint, (__global const uint *)((x) + i));                                           \
     const VEC(uint, W) b = VLOAD(W, uint, (__global const uint *)((x) + PAIRS + i));                                   \
     const VEC(float, W) c0 = PREPARED(c, i), c1 = PREPARED(c, i + W);                                                  \

@@ -94,6 +94,11 @@ class Contender:
         for name, ends in self._ends.items():
             ends.append(len(getattr(self, name)))
 
+    def forget(self) -> None:
+        """Drop what was measured."""
+        for times in (self.wall, self.cpu, self.event, *self._ends.values()):
+            times.clear()
+
     def stats(self, name: str) -> Stats | None:
         """Return the statistics of 'wall', 'cpu' or 'event'."""
         return stats(getattr(self, name), self._ends[name])
@@ -153,13 +158,14 @@ def warm_up(contender: Contender, calls: int) -> None:
     contender._in_a_row = max(1, min(calls, int(BLOCK_S * 1e9 / max(1, took))))
 
 
-def rounds(contenders: Sequence[Contender], count: int, seed: int = 0) -> None:
+def rounds(contenders: Sequence[Contender], count: int, seed: int = 0, *, lead_in: bool = True) -> None:
     """Time the contenders in turn, `count` rounds, each in an order of its own. First calls of a turn do not count.
 
     Those with the same word as `beside` have their turns together.
 
     seed: of the orders. In one and the same order, what comes behind what becomes part of the ratios
-    (docs/performance.md).
+    (docs/performance.md). lead_in: whether turns begin with calls that do not count; without them many more rounds fit
+    in, of contenders that meet what the others left.
     """
     draw = random.Random(seed)
     alone = [[c] for c in contenders if c.beside is None]
@@ -174,16 +180,17 @@ def rounds(contenders: Sequence[Contender], count: int, seed: int = 0) -> None:
             for group in order:
                 members = [c for c in group if c.takes_part(number, count)]
                 if members:
-                    _turn(members, draw)
+                    _turn(members, draw, lead_in)
     finally:
         if collecting:
             gc.enable()
 
 
-def _turn(members: list[Contender], draw: random.Random) -> None:
-    settle()
-    for contender in members:
-        _lead_in(contender)
+def _turn(members: list[Contender], draw: random.Random, lead_in: bool) -> None:
+    if lead_in:
+        settle()
+        for contender in members:
+            _lead_in(contender)
     several = len(members) > 1
     left = {contender: contender._in_a_row for contender in members}
     while any(left.values()):

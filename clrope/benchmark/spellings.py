@@ -18,6 +18,7 @@ from ..program.variants import Pairing, Variant
 from .buffers import DeviceSets, make_inputs
 from .contender import Contender, WrongResultError, rounds, warm_up
 from .runner import open_bench
+from .samples import error_of_median
 from .subject import on_device
 from .validation import Judge
 from .workloads import Workload
@@ -25,11 +26,15 @@ from .workloads import Workload
 if TYPE_CHECKING:
     from ..device import DeviceInfo
 
+#: Rounds by which the ceilings to stay are found where there are no lead-ins.
+BRISK_TRIES = 25
+
 
 @dataclass(frozen=True)
 class Spelled:
-    """One line: what ran, GB/s by the median and at best, and the share of the best ceiling's median.
+    """One line: what ran, GB/s by the median and at best, the share of the best ceiling and of the chooser's spelling.
 
+    Both shares are medians of those within each round; error: the standard error of the latter, None of few rounds.
     chosen: it is what the chooser takes.
     """
 
@@ -37,6 +42,8 @@ class Spelled:
     rate: float
     most: float
     share: float
+    of_chosen: float
+    error: float | None
     chosen: bool = False
 
 
@@ -48,11 +55,14 @@ def compare_spellings(
     count: int = 9,
     calls: int = 5,
     folders: Sequence[Path] = (),
+    *,
+    brisk: bool = False,
 ) -> list[Spelled]:
     """Return ceilings and wanted candidates, best first; those that become the same on the workload are timed once.
 
     folders: further folders of kernel sources, which have to understand the same options; each gives every spelling
-    once more, named after it. With them the chooser's spelling alone will do.
+    once more, named after it. With them the chooser's spelling alone will do. brisk: no lead-ins, and of the ceilings
+    the best two alone: so many more rounds fit in that differences of a percent show.
     Candidates run in this process: not for a device whose driver is not trusted (`clrope tune` is). Raises
     `ConfigError` if nothing is wanted, or for a folder without kernels or a workload that rebinds them at every call,
     `WrongResultError` for a wrong result.
@@ -84,14 +94,25 @@ def compare_spellings(
     for made in contenders:
         made.rota = sets.rota
         warm_up(made, calls)
-    rounds(contenders, count, seed)
     if not ceilings:
         raise WrongResultError("no ceiling could be measured")
+    if brisk:
+        rounds(ceilings, BRISK_TRIES, seed, lead_in=False)
+        ceilings = sorted(ceilings, key=lambda c: -_rate(c, 50))[:2]
+        for made in ceilings:
+            made.forget()
+    rounds([*ours.values(), *ceilings], count, seed, lead_in=not brisk)
     top = max(ceilings, key=lambda c: _rate(c, 50))
-    lines = [
-        Spelled(name, _rate(c, 50), _rate(c, 0), _of(c, top), chosen=number == 0)
-        for number, (name, c) in enumerate(ours.items())
-    ] + [Spelled(f"= {c.spelling or c.name}", _rate(c, 50), _rate(c, 0), _of(c, top)) for c in ceilings]
+    first = next(iter(ours.values()))
+
+    def line(name: str, c: Contender) -> Spelled:
+        of_chosen = _of(c, first)
+        return Spelled(
+            name, _rate(c, 50), _rate(c, 0), float(np.median(_of(c, top))), float(np.median(of_chosen)),
+            error_of_median(of_chosen), chosen=c is first,
+        )  # fmt: skip
+
+    lines = [line(name, c) for name, c in ours.items()] + [line(f"= {c.spelling or c.name}", c) for c in ceilings]
     return sorted(lines, key=lambda line: -line.rate)
 
 
@@ -99,11 +120,10 @@ def _rate(contender: Contender, percentile: int) -> float:
     return contender.bytes / float(np.percentile(contender.wall, percentile))
 
 
-def _of(contender: Contender, top: Contender) -> float:
-    """Return the rate as a share of another's, round by round: everybody was in all of them."""
+def _of(contender: Contender, top: Contender) -> list[float]:
+    """Return the rate as a share of another's in each round: everybody was in all of them."""
     turns = [found.turns if (found := c.stats("wall")) else () for c in (top, contender)]
-    share = [contender.bytes * above / (top.bytes * own) for above, own in zip(*turns, strict=True)]
-    return float(np.median(share))
+    return [contender.bytes * above / (top.bytes * own) for above, own in zip(*turns, strict=True)]
 
 
 def words_filter(words: Sequence[str]) -> Callable[[Variant], bool]:

@@ -33,7 +33,7 @@ _ITEMS_PER_UNIT = 16
 _LEAST_ITEM_BYTES = 16384
 #: Bytes that a work-item shall have where there are enough of them: starting one costs time, and what is fetched ahead
 #: at its end is lost.
-_ITEM_BYTES = 65536
+_ITEM_BYTES = 262144
 #: Bytes below which starting work-items counts (on Intel's runtime each of the first 64 takes 0.1 us, of 28 for 1 MiB).
 #: Then: bytes of an item, and items for each compute unit at least.
 _LITTLE_BYTES = 4 << 20

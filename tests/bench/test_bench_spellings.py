@@ -39,6 +39,19 @@ def test_lines(device: clrope.DeviceInfo, seed: int, name: str) -> None:
     assert len(set(names)) == len(names) > 1
 
 
+def test_brisk(device: clrope.DeviceInfo, seed: int) -> None:
+    workload = next(w for w in WORKLOADS if w.name == "prefill/f16/neox/out/forward").tiny()
+    lines = compare_spellings(workload, device, words_filter(["rows4 builtin"]), seed, count=8, calls=2, brisk=True)
+    ceilings = [line for line in lines if line.name.startswith("=")]
+    assert len(ceilings) == 2
+    assert 1 in [line.share for line in ceilings]
+    (chosen,) = (line for line in lines if line.chosen)
+    assert (chosen.of_chosen, chosen.error) == (1, 0)
+    others = [line for line in lines if not line.chosen]
+    assert len(others) > 2
+    assert all(line.of_chosen > 0 and line.error is not None for line in others)
+
+
 def test_nothing_wanted(device: clrope.DeviceInfo) -> None:
     with pytest.raises(clrope.ConfigError, match="no candidate"):
         compare_spellings(WORKLOADS[0].tiny(), device, words_filter(["rows3"]), 1)
