@@ -81,9 +81,11 @@ def _making_is_quicker(device: DeviceInfo, purpose: Purpose, width: int) -> bool
     kind = (purpose.dtype, purpose.pairing)
     if AMD not in device.name:
         return (*kind, purpose.in_place, width) == ("f16", "normal", True, 16)
-    # On Intel's runtime there was no difference but for few heads; on PoCL 1 to 4 % of 32 heads, 5 to 14 % of 8. Of f16
-    # and normal, and of 16 bits in place, it was 1 to 3 % slower.
-    if device.platform != POCL or purpose.dtype == "f64":
+    # On Intel's runtime by 2 to 4 % in that one case, of 32 heads; on PoCL by 1 to 4 %, and by 5 to 14 % of 8. There it
+    # was 1 to 3 % slower for f16 and normal, and for 16 bits in place.
+    if device.platform != POCL:
+        return (*kind, purpose.in_place) == ("f32", "normal", False)
+    if purpose.dtype == "f64":
         return False
     return purpose.dtype == "f32" if purpose.in_place else kind != ("f16", "normal")
 
