@@ -36,7 +36,7 @@ def record(purpose: Purpose = PURPOSE, winner: Variant = FAST, **broken: Any) ->
 
 def place(in_place: bool = False, tokens: int = 1 << 15) -> Placement:
     view = TensorView.dense((1, tokens, 2, 128), "f32")
-    return Placement(view, view, Geometry.of_config(clrope.RopeConfig("neox", 128), 128), in_place)
+    return Placement(view, view, Geometry.of_config(clrope.RopeConfig("neox", 128), 128), in_place, phases=True)
 
 
 def stored(cache: Path) -> Any:
@@ -224,10 +224,10 @@ def test_what_is_chosen(cpu: clrope.DeviceInfo, cache: Path) -> None:
 def test_angles_are_made_only_as_it_was_measured(cpu: clrope.DeviceInfo, cache: Path) -> None:
     made = replace(FAST, angles="fused")
     tuning.save(cpu, [record(winner=made)])
-    part, alone = Geometry.of_config(clrope.RopeConfig("neox", 64), 128), replace(place(), phases=True)
-    assert choose(cpu, alone) == made
-    assert choose(cpu, replace(alone, geometry=part)) == FAST
-    assert choose(cpu, replace(alone, sections=True)) == FAST
+    part = Geometry.of_config(clrope.RopeConfig("neox", 64), 128)
+    assert choose(cpu, place()) == made
+    assert choose(cpu, replace(place(), geometry=part)) == FAST
+    assert choose(cpu, replace(place(), sections=True)) == FAST
     # Also in operations, by their configuration.
     for config, angles in (
         (clrope.RopeConfig("neox", 128), "fused"),
