@@ -4,7 +4,7 @@
 #include "arithmetic.clh"
 #include "angles.clh"
 
-__kernel void rope_cache_init(__global const long *positions, const int rows, const int pairs,
+__kernel void rope_cache_init(POSITIONS, const int rows, const int pairs,
                               const int pairs_per_item, __global const ulong *step, __global const long *step_low,
                               __global const uchar *axis, const REAL magnitude, __global REAL *cosine,
                               __global REAL *sine) {

@@ -7,6 +7,14 @@
 #include "arithmetic.clh"
 #include "phase.clh"
 
+#ifdef COUNTING // row r has the position positions + r, for all pairs
+#define POSITIONS const long positions
+#define POSITION(axis, rows, row) (positions + (long)(row))
+#else
+#define POSITIONS __global const long *positions
+#define POSITION(axis, rows, row) (positions[(size_t)(axis) * (size_t)(rows) + (size_t)(row)])
+#endif
+
 // The first 256 bits of 1/(2 pi) behind the binary point, in 32-bit digits; two digits of zeros before them, for
 // angles below 1.
 __constant uint inverse_two_pi[12] = {0u,          0u,          0u,          0x28be60dbu, 0x9391054au, 0x7f09d5f4u,
@@ -91,13 +99,13 @@ inline ulong phase_of_radians(float theta) {
   return (bits & 0x80000000u) ? 0ul - phase : phase;
 }
 
-__kernel void rope_cache_init_ggml(__global const long *positions, const int rows, const int pairs,
+__kernel void rope_cache_init_ggml(POSITIONS, const int rows, const int pairs,
                                    const float theta_scale, const float freq_scale, const float magnitude,
                                    const int yarn, __global const int *exponent, __global const float *factor,
                                    __global const float *mix, __global const uchar *axis, __global REAL *cosine,
                                    __global REAL *sine) {
   const int i = (int)get_global_id(0), row = (int)get_global_id(1);
-  float theta = (float)positions[(size_t)axis[i] * (size_t)rows + (size_t)row];
+  float theta = (float)POSITION(axis[i], rows, row);
   // Intel's CPU compiler takes a loop of products by a constant apart into several chains and so changes the rounding
   // (work-groups of up to 4 items in the first axis); it does not where the factor may be another one each time.
   volatile float factor_of_step = theta_scale;

@@ -1,0 +1,89 @@
+"""A launch in two steps: `LaunchSpec` says what is launched, with arguments by name; `Launch` is one kernel object of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pyopencl
+
+
+@dataclass(frozen=True)
+class LocalBytes:
+    """An argument in local memory of so many bytes."""
+
+    size: int
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """All of a launch but its memory: kernel function, options, sizes, and arguments in order.
+
+    arguments: (name, value). A value is a NumPy scalar of the kernel's own type, `LocalBytes`, or None for what is bound
+    for each call. The names bound for each call, each as the kernels have them:
+    memory x, y, x2, y2 with offsets in elements x_offset, y_offset, x2_offset, y2_offset (int64);
+    tables cosine, sine; or positions (a buffer of int64, with `AngleForm.counting` an int64 scalar), rows (int32),
+    step, step_low, axis (buffers), magnitude (float32, float64 for f64).
+    """
+
+    file: str
+    function: str
+    options: tuple[str, ...]
+    global_size: tuple[int, ...]
+    local_size: tuple[int, ...] | None
+    arguments: tuple[tuple[str, Any], ...]
+
+
+class Launch:
+    """A kernel object of its own (setting arguments is not thread-safe) with the constant arguments set."""
+
+    def __init__(self, program: pyopencl.Program, spec: LaunchSpec) -> None:
+        import pyopencl as cl
+
+        self.spec = spec
+        self.kernel = cl.Kernel(program, spec.function)
+        self._enqueue = cl.enqueue_nd_range_kernel
+        self._index = {name: k for k, (name, _) in enumerate(spec.arguments)}
+        # The public way tries what a number might be, 9 us each.
+        self.set_number: Callable[[int, Any], None] = getattr(self.kernel, "_set_arg_buf", self.kernel.set_arg)
+        for k, (_, value) in enumerate(spec.arguments):
+            if isinstance(value, LocalBytes):
+                self.kernel.set_arg(k, cl.LocalMemory(value.size))
+            elif value is not None:
+                self.set_number(k, value)
+
+    def index(self, name: str) -> int | None:
+        """Return the number of an argument, None if this kernel has none of that name."""
+        return self._index.get(name)
+
+    def bind(self, arguments: Mapping[str, Any]) -> None:
+        """Set those of the named arguments that this kernel has. OpenCL keeps no reference to them until the launch."""
+        for name, value in arguments.items():
+            k = self._index.get(name)
+            if k is None:
+                continue
+            if isinstance(value, np.generic):
+                self.set_number(k, value)
+            else:
+                self.kernel.set_arg(k, value)
+
+    def enqueue(self, queue: pyopencl.CommandQueue, wait_for: Sequence[Any] | None = None) -> pyopencl.Event:
+        """Put the launch on the queue and return its event."""
+        return self._enqueue(queue, self.kernel, self.spec.global_size, self.spec.local_size, wait_for=wait_for)
+
+    def bound(self, queue: pyopencl.CommandQueue) -> Callable[[], pyopencl.Event]:
+        """Return `enqueue` for a queue and nothing to wait for, as quick as can be."""
+        return partial(self._enqueue, queue, self.kernel, self.spec.global_size, self.spec.local_size)
+
+
+def local_size_for(kind: str, dimensions: int) -> tuple[int, ...] | None:
+    """Return the work-group's size: one work-item on a CPU, where each does a whole row, else the driver's choice.
+
+    A fixed size keeps PoCL from compiling the kernel again for every shape.
+    """
+    return (1,) * dimensions if kind == "cpu" else None

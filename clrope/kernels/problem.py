@@ -1,0 +1,130 @@
+"""What one launch has to rotate and how it is laid out: all that decides which kernel fits, nothing about addresses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import gcd
+from typing import Literal
+
+from ..config import RopeConfig
+from ..layout import DTYPES, Shape4, TensorView
+
+Pairing = Literal["normal", "neox"]
+#: Bytes that every driver aligns its own buffers to (CL_DEVICE_MEM_BASE_ADDR_ALIGN is at least 128 bytes).
+BUFFER_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class PairLayout:
+    """Which two elements of a head form a pair.
+
+    Pair i of the input is (window + i * step, that + distance); the output has two numbers of its own.
+    """
+
+    pairs: int
+    window: int
+    head_dim: int
+    step: int
+    distance: int
+    out_step: int
+    out_distance: int
+
+    @classmethod
+    def of_config(cls, config: RopeConfig, head_dim: int) -> PairLayout:
+        """Return the pairs of a configuration (with n_dims set) in heads of head_dim elements."""
+        pairs = config.n_pairs(head_dim)
+        if config.mode == "normal":
+            return cls(pairs, config.n_offs, head_dim, 2, 1, 2, 1)
+        return cls(pairs, config.n_offs, head_dim, 1, pairs, 1, pairs)
+
+    @property
+    def pairing(self) -> Pairing | None:
+        """The pairing 'normal' or 'neox'; None if input and output differ, which only 'strided' can do."""
+        steps = (self.step, self.distance, self.out_step, self.out_distance)
+        if steps == (2, 1, 2, 1):
+            return "normal"
+        if steps == (1, self.pairs, 1, self.pairs):
+            return "neox"
+        return None
+
+    @property
+    def rest(self) -> int:
+        """Elements of a head that are copied, not rotated."""
+        return self.head_dim - 2 * self.pairs
+
+
+@dataclass(frozen=True)
+class AngleForm:
+    """Where a launch gets its cos and sin from.
+
+    exact:       a configuration's exact angles, which a kernel can compute itself.
+    full_tables: the tables hold cos and sin for both elements of each pair.
+    sections:    the pairs of a token have positions of several axes.
+    counting:    row r has the position `positions + r`, a scalar argument; otherwise positions are int64[axes][rows].
+    one_axis:    the first row of positions drives all pairs.
+    wide:        positions may lie outside ±2**31, so the lower 64 bits of the steps are needed.
+    """
+
+    exact: bool = False
+    full_tables: bool = False
+    sections: bool = False
+    counting: bool = False
+    one_axis: bool = True
+    wide: bool = False
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Compiler options of `angles.clh`."""
+        flags = (("-DCOUNTING", self.counting), ("-DONE_AXIS", self.one_axis), ("-DWIDE_PHASE", self.wide))
+        return tuple(option for option, wanted in flags if wanted)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One tensor to rotate. Strides are in elements; alignments are those of element [0, 0, 0, 0], in bytes, up to 64.
+
+    row_stride: rows of cos and sin from one batch to the next; 0 if all batches share them.
+    """
+
+    shape: Shape4
+    dtype: str
+    x_strides: Shape4
+    y_strides: Shape4
+    pairs: PairLayout
+    in_place: bool = False
+    forward: bool = True
+    angles: AngleForm = field(default_factory=AngleForm)
+    row_stride: int = 0
+    x_alignment: int = BUFFER_ALIGNMENT
+    y_alignment: int = BUFFER_ALIGNMENT
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return DTYPES[self.dtype].itemsize
+
+    @property
+    def x(self) -> TensorView:
+        """The input, with offset 0."""
+        return TensorView(self.shape, self.x_strides, 0, self.dtype)
+
+    @property
+    def y(self) -> TensorView:
+        """The output, with offset 0."""
+        return TensorView(self.shape, self.y_strides, 0, self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor's elements."""
+        return self.x.nbytes
+
+    def vector_alignment(self, strides: Shape4, alignment: int) -> int:
+        """Return the bytes to which every place is aligned at which a run of vectors begins."""
+        pairs = self.pairs
+        places = [step for step, length in zip(strides[:3], self.shape[:3], strict=True) if length > 1]
+        places.append(pairs.window)
+        if pairs.pairing == "neox":
+            places.append(pairs.pairs)
+        if pairs.rest and not self.in_place:
+            places.append(2 * pairs.pairs)
+        return gcd(alignment, *(place * self.itemsize for place in places))
