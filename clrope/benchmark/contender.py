@@ -56,6 +56,7 @@ class Contender:
     beside:   those with the same word share their turns, a few calls each over and over. Where a call takes
               microseconds, up to half of them depend on whether its threads are on one processor or on two, which
               changes from turn to turn.
+    least_warm_up: calls of a turn, at least, that do not count.
     """
 
     kind: Kind
@@ -72,6 +73,7 @@ class Contender:
     rota: Rota = field(default_factory=Rota)
     most_turns: int | None = None
     beside: str | None = None
+    least_warm_up: int = 1
     nmse: float | None = None
     wall: list[int] = field(default_factory=list)
     cpu: list[int] = field(default_factory=list)
@@ -219,9 +221,9 @@ def _lead_in(contender: Contender) -> None:
     a cache with its own lines in it, threads that the system has spread over the processors.
     """
     end = time.perf_counter() + LEAD_IN_S
-    for _ in range(contender.sets):
+    for number in range(max(contender.sets, contender.least_warm_up)):
         _timed(contender, record=False)
-        if time.perf_counter() > end:
+        if number + 1 >= contender.least_warm_up and time.perf_counter() > end:
             return
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .peers import NAMES
-from .results import Record, records
+from .results import CALL_COMPARISONS, Record, records
 from .targets import Row
 
 
@@ -32,14 +32,17 @@ def tables(results: Sequence[dict[str, Any]]) -> list[Table]:
     """Return the tables of results: speed, latency, and what was not timed and why."""
     known = list(records(results))
     out = []
-    speed = [r for r in known if not r.workload["latency"]]
+    calls = [r for r in known if r.calls]
+    if calls:
+        out += call_tables(calls)
+    speed = [r for r in known if not r.workload["latency"] and not r.calls]
     peers = [p for p in NAMES if any(r.entries("peer", p) for r in known)]
     if speed:
         rows = tuple(row for r in speed for row in _speed_rows(r, peers))
         columns = ("workload", "device", "#GB/s", "#p20-p80 ms", "#ceiling GB/s", "ceiling", "#of it",
                    *(f"#× {p}" for p in peers), "#N")  # fmt: skip
         out.append(Table("Bytes read and written a second", columns, rows))
-    latency = [r for r in known if r.workload["latency"]]
+    latency = [r for r in known if r.workload["latency"] and not r.calls]
     if latency:
         rows = tuple(row for r in latency for row in _latency_rows(r, peers))
         columns = ("workload", "device", "#plan.run µs", "#event µs", "#raw launch µs", "#of it", "#copy µs",
@@ -68,6 +71,33 @@ def tables(results: Sequence[dict[str, Any]]) -> list[Table]:
         )
         out.append(Table("Not timed", ("what", "why", "reason", "workloads"), left))
     return out
+
+
+def call_tables(known: Sequence[Record]) -> list[Table]:
+    """Return what calls cost: microseconds of a step by each entry, and how the entries compare."""
+    times, compared = [], []
+    for record in known:
+        layers = record.workload["layers"]
+        entries = [e for e in record.workload["entries"] if e["status"] == "ok"]
+        for entry in sorted(entries, key=lambda e: e.get("device", "")):
+            name = " ".join(filter(None, (entry["name"], entry.get("spelling") and f"({entry['spelling']})")))
+            taken = record.time(entry) / 1e3
+            spread = f"{record.time(entry, 'p20') / 1e3:.0f}-{record.time(entry, 'p80') / 1e3:.0f}"
+            times.append(
+                (record.name, entry.get("device", ""), name, f"{taken:.0f}", spread, _number(taken / layers),
+                 str(entry["wall"]["n"]))
+            )  # fmt: skip
+        for device in record.result["devices"]:
+            for comparison in CALL_COMPARISONS:
+                figure = record.compared(comparison, device)
+                if figure is not None:
+                    unit = "µs" if comparison.per_call else "×"
+                    compared.append((record.name, device, comparison.name, _number(figure, unit)))
+    columns = ("workload", "device", "entry", "#µs a step", "#p20-p80 µs", "#µs a call", "#N")
+    return [
+        Table("What calls cost", columns, tuple(times)),
+        Table("Calls compared", ("workload", "device", "comparison", "#figure"), tuple(compared)),
+    ]
 
 
 def target_table(rows: Sequence[Row]) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -79,6 +80,27 @@ def of_device(result: dict[str, Any], label: str) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class CallComparison:
+    """Two entries whose times are compared: as a ratio, or by how many microseconds a call one takes longer."""
+
+    name: str
+    over: str
+    under: str
+    per_call: bool = False
+
+
+CALL_COMPARISONS = (
+    CallComparison("one-shot on NumPy / torch eager", "rope numpy", "torch_eager"),
+    CallComparison("one-shot on torch tensors / torch eager", "rope torch", "torch_eager"),
+    CallComparison("one-shot on OpenCL arrays / ggml graph", "rope arrays", "ggml"),
+    CallComparison("plan.run(positions) / plan.run()", "plan.run(positions)", "plan.run()"),
+    CallComparison("plan.run() / raw launch", "plan.run()", "raw launch"),
+    CallComparison("one-shot on NumPy - plan.run(), a call", "rope numpy", "numpy plan.run()", per_call=True),
+    CallComparison("new OpenCL array / out=", "new array", "out="),
+)
+
+
 class Record:
     """One workload of one result file, with the questions that reports ask.
 
@@ -124,7 +146,7 @@ class Record:
     def by_round(self, entry: dict[str, Any]) -> dict[int, float]:
         """Return the median time of each turn by its round; none in results of an older version."""
         turns = (entry.get(self._basis(entry.get("device"))) or entry["wall"]).get("turns", ())
-        return by_round(turns, self.result["options"]["rounds"])
+        return by_round(turns, self.workload.get("rounds", self.result["options"]["rounds"]))
 
     def ratio(self, over: dict[str, Any], under: dict[str, Any], statistic: str = "median") -> float:
         """Return how many times as long one takes as the other.
@@ -207,6 +229,29 @@ class Record:
         """Return how many times faster than a peer."""
         found, own = self.entries("peer", peer), self.entries("clrope", "arrays", device)
         return self.ratio(found[0], own[0], statistic) if found and own else None
+
+    @property
+    def calls(self) -> bool:
+        """Whether it says what calls cost."""
+        return bool(self.workload.get("calls"))
+
+    def quickest(self, name: str, device: str) -> dict[str, Any] | None:
+        """Return the entry of that name, on the device or of a peer, that takes least time."""
+        found = [
+            e for e in self.workload["entries"]
+            if e["status"] == "ok" and e["name"] == name and e.get("device", device) == device
+        ]  # fmt: skip
+        return min(found, key=self.time, default=None)
+
+    def compared(self, comparison: CallComparison, device: str) -> float | None:
+        """Return how many times as long one entry takes as the other, or by how many microseconds a call longer."""
+        over, under = self.quickest(comparison.over, device), self.quickest(comparison.under, device)
+        if over is None or under is None:
+            return None
+        if not comparison.per_call:
+            return self.ratio(over, under)
+        one, other = self.by_round(over), self.by_round(under)
+        return float(median(one[k] - other[k] for k in one if k in other)) / 1e3 / int(self.workload["layers"])
 
     def of_arrays(self, device: str, name: str, statistic: str = "median") -> float | None:
         """Return how many times as long as on OpenCL arrays the call on NumPy arrays of that name takes."""

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from ..device import DeviceInfo, context_for
 from ..device.select import ALIASES
 from ..errors import ConfigError, RopeError
-from . import processes
+from . import calls, processes
 from .buffers import DeviceSets, HostSets, Inputs, block_bytes, make_inputs, sides, usable_cpus
 from .ceilings import Ceilings, host_copy
 from .contender import Contender, Refused, WrongResultError, failure, rounds, warm_up
@@ -38,6 +39,7 @@ class Options:
     """How much is measured. calls: at most so many in a row a round; peers: names, none for all that are installed.
 
     repeats: times that each workload is measured, every time with buffers newly made: where they come to lie matters.
+    call_rounds: rounds of the workloads that say what a call costs, in which everything is timed once.
     peer_rounds: of the rounds, how many peers, the host's copy and ceilings that are far from the best are in at most
     tiny: short axes, everything is tried, no figure means anything. processes: also measure first calls and memory.
     """
@@ -45,6 +47,7 @@ class Options:
     rounds: int = 9
     peer_rounds: int = 9
     repeats: int = 1
+    call_rounds: int = 60
     calls: int = 5
     latency_calls: int = 100
     peers: tuple[str, ...] = ()
@@ -55,7 +58,7 @@ class Options:
     processes: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "peer_rounds", "repeats", "calls", "latency_calls"):
+        for name in ("rounds", "peer_rounds", "repeats", "call_rounds", "calls", "latency_calls"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: got {getattr(self, name)}, the least allowed is 1")
 
@@ -133,8 +136,9 @@ def run(
         "started": started.isoformat(timespec="seconds"),
         "seconds": round((datetime.now(timezone.utc) - started).total_seconds(), 1),
         "options": {"rounds": options.rounds, "peer_rounds": min(options.rounds, options.peer_rounds),
-                    "repeats": options.repeats, "calls": options.calls, "latency_calls": options.latency_calls,
-                    "threads": options.threads, "seed": options.seed, "tiny": options.tiny},
+                    "repeats": options.repeats, "call_rounds": options.call_rounds, "calls": options.calls,
+                    "latency_calls": options.latency_calls, "threads": options.threads, "seed": options.seed,
+                    "tiny": options.tiny},
         "environment": environment() | {"load_before": begun, "load_after": load()},
         "devices": {bench.label: describe(bench.device) for bench in benches},
         "peers": versions,
@@ -147,6 +151,12 @@ def measure(workload: Workload, benches: Sequence[Bench], present: Sequence[Peer
     """Return the record of one workload: its entries, the number of buffer sets, the load."""
     record: dict[str, Any] = {"name": workload.name} | workload.to_dict() | {"load": load()}
     begun = time.perf_counter()
+    if workload.calls:
+        gathering = _calls(workload, benches, present, options)
+        for made in gathering.contenders:
+            warm_up(made, 1)
+        record |= {"sets": 1, "rounds": options.call_rounds}
+        return _timed(record, gathering, options.call_rounds, options.seed, begun)
     inputs = make_inputs(workload, options.seed)
     judge = Judge(inputs, options.seed)
     gathering = _Gathering([], [], [])
@@ -165,21 +175,60 @@ def measure(workload: Workload, benches: Sequence[Bench], present: Sequence[Peer
             task = task_of(host, options.threads)
             for peer in present:
                 _peer_side(gathering, peer, host, task, judge)
-    calls = options.latency_calls if workload.latency else options.calls
+    in_a_row = options.latency_calls if workload.latency else options.calls
     for made in gathering.contenders:
-        warm_up(made, calls)
+        warm_up(made, in_a_row)
     for made in gathering.contenders:
         # Where a call takes no longer than waking threads, one that was slow may not be so the next time.
         if made.kind in ("peer", "host") or (not workload.latency and hopeless(made, gathering.contenders)):
             made.most_turns = options.peer_rounds
     record["sets"] = max((c.sets for c in gathering.contenders if c.kind == "clrope"), default=0)
-    rounds(gathering.contenders, options.rounds, options.seed)
+    return _timed(record, gathering, options.rounds, options.seed, begun)
+
+
+def _timed(record: dict[str, Any], gathering: _Gathering, count: int, seed: int, begun: float) -> dict[str, Any]:
+    rounds(gathering.contenders, count, seed)
     for prepared in gathering.prepared:
         if prepared.close is not None:
             prepared.close()
     record["entries"] = [c.to_dict() for c in gathering.contenders] + gathering.failures
     record["seconds"] = round(time.perf_counter() - begun, 1)
     return record
+
+
+def _calls(workload: Workload, benches: Sequence[Bench], present: Sequence[Peer], options: Options) -> _Gathering:
+    import pyopencl as cl
+
+    gathering = _Gathering([], [], [])
+    if workload.calls == "new":
+        inputs = make_inputs(workload, options.seed)
+        judge = Judge(inputs, options.seed)
+        for bench in benches:
+            try:
+                for made in calls.new_result_entries(DeviceSets(bench.plain, bench.device, inputs), judge, bench.label):
+                    gathering.take(made)
+            except (RopeError, cl.Error) as error:
+                gathering.failures.append(failure("clrope", "new array", "error", _line(error), bench.label))
+        return gathering
+    step = calls.make_step(workload, options.seed)
+    for bench in benches:
+        try:
+            for made in (
+                *calls.host_entries(step, bench.device, bench.label),
+                *calls.array_entries(step, bench.plain, bench.label),
+                *calls.raw_entries(step, bench.device, bench.plain, bench.label),
+            ):
+                gathering.take(made)
+            on_torch = calls.torch_entry(step, bench.device, bench.label)
+            if isinstance(on_torch, Refused):
+                gathering.failures.append(failure("clrope", "rope torch", "refused", on_torch.reason, bench.label))
+            else:
+                gathering.take(on_torch)
+        except (RopeError, cl.Error) as error:
+            gathering.failures.append(failure("clrope", "plan.run()", "error", _line(error), bench.label))
+    for peer in present:
+        _peer(gathering, peer, partial(calls.peer_entries, peer, step, options.threads), None)
+    return gathering
 
 
 def hopeless(ceiling: Contender, contenders: Sequence[Contender]) -> bool:
@@ -254,13 +303,27 @@ def _host_side(gathering: _Gathering, bench: Bench, host: HostSets, judge: Judge
 
 
 def _peer_side(gathering: _Gathering, peer: Peer, host: HostSets, task: Any, judge: Judge) -> None:
-    try:
+    def make() -> list[tuple[Contender, Prepared]] | Refused:
         made = contender(peer, host, task, judge)
+        return made if isinstance(made, Refused) else [made]
+
+    _peer(gathering, peer, make, host)
+
+
+def _peer(
+    gathering: _Gathering,
+    peer: Peer,
+    make: Callable[[], list[tuple[Contender, Prepared]] | Refused],
+    host: HostSets | None,
+) -> None:
+    try:
+        made = make()
         if isinstance(made, Refused):
             gathering.failures.append(failure("peer", peer.name, "refused", made.reason))
         else:
-            gathering.prepared.append(made[1])
-            gathering.take(made[0], host)
+            gathering.prepared += [prepared for _, prepared in made]
+            for entry, _ in made:
+                gathering.take(entry, host)
     except Exception as error:  # other people's code: whatever it raises is the entry
         gathering.failures.append(failure("peer", peer.name, "error", _line(error)))
 

@@ -37,6 +37,7 @@ class Workload:
     fresh:     other positions at every call, so that cos and sin are computed each time.
     sets:      buffer sets, where it is not left to their size.
     peers, host: whether other libraries, and calls on NumPy arrays, are timed too.
+    calls:     what calls cost (`calls.py`): 'step' a decode step of so many `layers`, 'new' a result in a new array.
     """
 
     family: str
@@ -54,6 +55,8 @@ class Workload:
     sets: int | None = None
     peers: bool = True
     host: bool = False
+    calls: Literal["", "step", "new"] = ""
+    layers: int = 1
 
     @property
     def name(self) -> str:
@@ -123,6 +126,8 @@ class Workload:
             "cached": self.cached,
             "latency": self.latency,
             "fresh_positions": self.fresh,
+            "calls": self.calls,
+            "layers": self.layers,
             "tensor_bytes": self.tensor_bytes,
             "bytes_moved": self.bytes_moved,
             "table_bytes": self.table_bytes,
@@ -131,7 +136,7 @@ class Workload:
     def tiny(self) -> Workload:
         """Return it with short axes, for trying everything quickly; what it takes then means nothing."""
         small = tuple((min(b, 2), min(s, 16), min(n, 4), d) for b, s, n, d in self.tensors)
-        return replace(self, tensors=small, sets=1 if self.cached else 2)
+        return replace(self, tensors=small, sets=1 if self.cached else 2, layers=min(2, self.layers))
 
 
 def _cross(
@@ -173,6 +178,14 @@ def _all() -> list[Workload]:
     decode: dict[str, Any] = {"positions": "per batch", "cached": True, "latency": True, "host": True}
     made += _cross("decode-1", [(1, 1, 32, 128)], **decode)
     made += _cross("decode-64", [(64, 1, 32, 128)], **decode)
+    modes: tuple[Mode, ...] = ("neox", "normal")
+    step: Sequence[Shape] = [(1, 1, 32, 128), (1, 1, 8, 128)]
+    made += [
+        Workload("calls", tuple(step), dtype, mode, cached=True, latency=True, calls="step", layers=32)
+        for mode in modes
+        for dtype in ("f32", "f16")
+    ]
+    made.append(Workload("calls-new", (PREFILL,), "f32", "neox", cached=True, peers=False, calls="new"))
     made += [w for w in _cross("prefill-fresh", [PREFILL], fresh=True, peers=False) if w.forward and not w.in_place]
     made += [
         # Small ones stay in the cache whatever is done: only those above 4 MiB are judged.
@@ -187,6 +200,7 @@ WORKLOADS: tuple[Workload, ...] = tuple(_all())
 GROUPS: dict[str, tuple[str, ...]] = {
     "all": ("*",),
     "quick": ("prefill/f*/n*/out/forward", "decode-1/f32/neox/out/forward"),
+    "calls": ("calls/*/neox/*", "calls-new/*"),
     # What the table of targets needs.
     "targets": ("prefill/*/forward", "gqa/*/forward", "partial-*/forward", "decode-*/out/forward", "size-*"),
 }
@@ -196,8 +210,8 @@ FAMILIES: tuple[str, ...] = tuple(dict.fromkeys(w.family for w in WORKLOADS))
 def select(patterns: Iterable[str] = ()) -> list[Workload]:
     """Return the workloads that match any of the patterns, in the order of the list.
 
-    A pattern is a name with `*`, `?` and `[...]`, the beginning of one, or a group (all, quick, targets, which is the
-    default).
+    A pattern is a name with `*`, `?` and `[...]`, the beginning of one, or a group (all, quick, calls, targets, which
+    is the default).
     Raises `ConfigError` for a pattern that matches nothing.
     """
     chosen: set[str] = set()

@@ -32,7 +32,9 @@ def _bench(
     ] = None,
     peer: Annotated[list[str] | None, typer.Option(help="Only this peer (repeatable). Default: all installed.")] = None,
     no_peers: Annotated[bool, typer.Option("--no-peers", help="This package and the ceilings only.")] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which all take turns.")] = 9,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds in which all take turns. Default: 9, and 60 for calls.")
+    ] = None,
     peer_rounds: Annotated[int, typer.Option(min=1, help="Of these, those that peers take part in.")] = 9,
     repeats: Annotated[int, typer.Option(min=1, help="Times each workload is measured, from new buffers.")] = 1,
     calls: Annotated[int, typer.Option(min=1, help="Calls in a row a round, at most.")] = 5,
@@ -68,8 +70,9 @@ def _bench(
         return True
     seed = time.time_ns() % (1 << 32) if seed is None else seed
     options = Options(
-        rounds=rounds, peer_rounds=peer_rounds, repeats=repeats, calls=calls, peers=tuple(peer or ()),
-        with_peers=not no_peers, threads=threads, seed=seed, tiny=tiny, processes=processes or targets,
+        rounds=rounds or 9, call_rounds=rounds or 60, peer_rounds=peer_rounds, repeats=repeats, calls=calls,
+        peers=tuple(peer or ()), with_peers=not no_peers, threads=threads, seed=seed, tiny=tiny,
+        processes=processes or targets,
     )  # fmt: skip
     result = run(chosen, _devices(device or ()), options, _Progress())
     if json_file == "-":

@@ -2,7 +2,8 @@
 
 `version` returns None where the library is not installed, and imports nothing heavy. `prepare` returns a call on set i
 of the task's memory, or `Refused` with the reason; the call writes the task's outputs, or returns what `read` turns
-into arrays. A new peer is a new file and its name in `NAMES`.
+into arrays. A peer that has `prepare_step(task)` also does the decode step of `calls.py`. A new peer is a new file and
+its name in `NAMES`.
 """
 
 from __future__ import annotations
@@ -64,12 +65,16 @@ class Task:
 
 @dataclass(eq=False)
 class Prepared:
-    """A call, what turns its return value into arrays (None: they are in y[i]), and how to end its threads."""
+    """A call, what turns its return value into arrays (None: they are in y[i]), and how to end its threads.
+
+    suffix: behind the peer's name, where it has several ways.
+    """
 
     call: Callable[[int], Any]
     read: Callable[[Any], Sequence[npt.NDArray[Any]]] | None = None
     close: Callable[[], None] | None = None
     spelling: str = ""
+    suffix: str = ""
 
 
 class Peer(Protocol):

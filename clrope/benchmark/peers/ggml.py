@@ -61,10 +61,48 @@ def prepare(task: Task) -> Prepared | Refused:
     return Prepared(call, close=close, spelling=f"{task.threads} threads")
 
 
+def prepare_step(task: Task) -> list[Prepared] | Refused:
+    """Return a decode step as one graph of all layers' rotations; f32 and f16."""
+    g: Any = importlib.import_module("ggml")
+    tensors = [(x, y) for xs, ys in zip(task.x, task.y, strict=True) for x, y in zip(xs, ys, strict=True)]
+    overhead = int(g.ggml_graph_overhead()) + (4 * len(tensors) + 16) * int(g.ggml_tensor_overhead()) + (1 << 20)
+    context = g.ggml_init(g.ggml_init_params(mem_size=overhead, mem_buffer=None, no_alloc=True))
+    if not context:
+        return Refused("ggml_init failed")
+    rows = np.ascontiguousarray(task.positions, dtype=np.int32).ravel()
+    graph = _graph(g, context, task, rows, [x for x, _ in tensors], [y for _, y in tensors])
+
+    # For so little work, waking threads may cost more than they do: one thread is timed as well.
+    counts = sorted({task.threads, 1}, reverse=True)
+
+    def with_threads(threads: int) -> Prepared:
+        pool = g.ggml_threadpool_new(ctypes.byref(g.ggml_threadpool_params_default(threads)))
+        plan = g.ggml_graph_plan(graph, threads, pool)
+        work = np.zeros(max(1, plan.work_size), np.uint8)
+        plan.work_data = work.ctypes.data_as(type(plan.work_data))
+        pointer = ctypes.byref(plan)
+
+        def call(position: int, kept: Any = (work, plan)) -> Any:
+            rows[0] = position
+            if g.ggml_graph_compute(graph, pointer):
+                raise RuntimeError("ggml reported a failure")
+            return task.y
+
+        def close() -> None:
+            g.ggml_threadpool_free(pool)
+            if threads == counts[-1]:
+                g.ggml_free(context)
+
+        words = f"{threads} thread{'s' * (threads > 1)}"
+        return Prepared(call, close=close, spelling=words, suffix="" if threads == task.threads else " 1 thread")
+
+    return [with_threads(threads) for threads in counts]
+
+
 def _graph(
     g: Any, context: Any, task: Task, rows: npt.NDArray[np.int32], xs: Any, ys: Any
 ) -> Any:  # fmt: skip
-    graph = g.ggml_new_graph_custom(context, 16, False)
+    graph = g.ggml_new_graph_custom(context, max(16, 4 * len(xs)), False)
     positions = g.ggml_new_tensor_1d(context, g.GGML_TYPE_I32, rows.size)
     positions.contents.data = rows.ctypes.data
     for x, y in zip(xs, ys, strict=True):

@@ -32,13 +32,43 @@ def prepare_with(task: Task, transform: Callable[[Any], Any]) -> Prepared | Refu
         return Refused("model code makes new tensors")
     torch: Any = importlib.import_module("torch")
     torch.set_num_threads(task.threads)
+    cos, sin = (torch.from_numpy(task.broadcast(t)).to(_dtype(torch, task.workload.dtype)) for t in _tables(task))
+    function = transform(_rotation(torch, task))
+    tensors = [[_tensor(torch, x) for x in xs] for xs in task.x]
+
+    def call(i: int) -> Any:
+        with torch.no_grad():
+            return [function(x, cos, sin) for x in tensors[i]]
+
+    return Prepared(call, lambda results: _arrays(torch, results))
+
+
+def prepare_step(task: Task) -> list[Prepared] | Refused:
+    """Return a decode step: rows of the tables by position, once for all layers, as model code does it."""
+    torch: Any = importlib.import_module("torch")
+    torch.set_num_threads(task.threads)
+    cos_rows, sin_rows = (torch.from_numpy(t).to(_dtype(torch, task.workload.dtype)) for t in _tables(task))
+    function = _rotation(torch, task)
+    layers = [[_tensor(torch, x) for x in xs] for xs in task.x]
+
+    def call(position: int) -> Any:
+        with torch.no_grad():
+            index = torch.tensor([position])
+            cos, sin = cos_rows[index][None, :, None], sin_rows[index][None, :, None]
+            return [function(x, cos, sin) for layer in layers for x in layer]
+
+    return [Prepared(call, lambda results: _arrays(torch, results))]
+
+
+def _tables(task: Task) -> list[npt.NDArray[np.float32]]:
+    """Return tables of both elements of each pair, as model code has them."""
+    if task.interleaved:
+        return [np.repeat(t, 2, axis=1) for t in (task.cos, task.sin)]
+    return [np.concatenate([t, t], axis=1) for t in (task.cos, task.sin)]
+
+
+def _rotation(torch: Any, task: Task) -> Callable[[Any, Any, Any], Any]:
     n = task.rotated
-    tables = []
-    for table in (task.cos, task.sin):
-        # Tables of both elements of each pair, in the tensors' type, as model code has them.
-        both = np.repeat(table, 2, axis=1) if task.interleaved else np.concatenate([table, table], axis=1)
-        tables.append(torch.from_numpy(task.broadcast(both)).to(_dtype(torch, task.workload.dtype)))
-    cos, sin = tables
 
     def turned(x: Any) -> Any:
         if task.interleaved:
@@ -50,14 +80,7 @@ def prepare_with(task: Task, transform: Callable[[Any], Any]) -> Prepared | Refu
         done = part * cos + turned(part) * sin
         return done if n == x.shape[-1] else torch.cat((done, x[..., n:]), dim=-1)
 
-    function = transform(rotate)
-    tensors = [[_tensor(torch, x) for x in xs] for xs in task.x]
-
-    def call(i: int) -> Any:
-        with torch.no_grad():
-            return [function(x, cos, sin) for x in tensors[i]]
-
-    return Prepared(call, lambda results: _arrays(torch, results))
+    return rotate
 
 
 def _dtype(torch: Any, dtype: str) -> Any:

@@ -1,0 +1,109 @@
+"""What calls cost: every way in does the same decode step, a wrong one is not timed, and figures come from rounds."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from clrope.benchmark import calls, report, results
+from clrope.benchmark.contender import WrongResultError
+from clrope.benchmark.runner import Options, run
+from clrope.benchmark.workloads import select
+
+STEP = "calls/f16/normal/out/forward"
+OWN = {"rope numpy", "rope arrays", "plan.run(positions)", "plan.run()", "numpy plan.run(positions)",
+       "numpy plan.run()"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def measured(device, seed):
+    return run(
+        select([STEP, "calls/f32/neox", "calls-new"]), [device], Options(call_rounds=6, tiny=True, seed=seed, threads=2)
+    )
+
+
+def test_every_way_in_is_right(measured):
+    for record in measured["workloads"]:
+        bad = [e for e in record["entries"] if e["status"] not in ("ok", "refused")]
+        assert not bad, record["name"]
+        names = {e["name"] for e in record["entries"] if e["status"] == "ok"}
+        if record["calls"] == "new":
+            assert names == {"new array", "out="}
+        else:
+            assert names >= OWN | {"raw launch"}
+            installed = {name for name, version in measured["peers"].items() if version}
+            assert {"ggml", "torch_eager"} & installed <= names
+            assert ("rope torch" in names) == ("torch_eager" in installed)
+
+
+def test_each_round_times_each_entry_once(measured):
+    for record in measured["workloads"]:
+        for entry in record["entries"]:
+            if entry["status"] == "ok":
+                assert entry["wall"]["n"] == 6
+                assert len(entry["wall"]["turns"]) == 6
+
+
+def test_tables_tell_times_and_comparisons(measured):
+    times, compared = report.tables([measured])[:2]
+    assert {row[2] for row in times.rows} >= OWN
+    names = {row[2] for row in compared.rows}
+    assert {"plan.run(positions) / plan.run()", "plan.run() / raw launch", "new OpenCL array / out="} <= names
+
+
+def test_result_is_what_the_schema_says(measured):
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.Draft202012Validator(results.schema()).validate(json.loads(results.text_of(measured)))
+
+
+@pytest.fixture
+def step():
+    return calls.make_step(select(["calls/f32/neox"])[0].tiny(), 3)
+
+
+def test_a_step_at_another_position_is_wrong(step):
+    from clrope import reference
+
+    config = step.workload.config
+    right = [reference.rope(x, np.array([7]), config).astype(x.dtype) for layer in step.x for x in layer]
+    assert step.check(right, 7) < 1e-12
+    with pytest.raises(WrongResultError, match="layer 0, position 8"):
+        step.check(right, 8)
+    with pytest.raises(WrongResultError, match="layer 1"):
+        step.check([*right[:-1], right[-1] * np.float32(1.01)], 7)
+    with pytest.raises(WrongResultError, match="results for"):
+        step.check(right[:-1], 7)
+
+
+def test_the_position_moves_and_stays_in_the_tables(step):
+    seen = [step.move() for _ in range(calls.LAST_POSITION)]
+    assert all(a != b for a, b in itertools.pairwise(seen))
+    assert (min(seen), max(seen)) == (calls.FIRST_POSITION, calls.LAST_POSITION - 1)
+
+
+def record_of(entries, layers=32):
+    workload = {"name": STEP, "latency": True, "calls": "step", "layers": layers, "rounds": 3, "entries": entries}
+    return results.Record({"devices": {"pocl": {"kind": "cpu"}}, "options": {"rounds": 9}}, workload)
+
+
+def entry(name, turns, kind="clrope", device="pocl"):
+    wall = {"median": sorted(turns)[len(turns) // 2], "turns": turns}
+    return {"kind": kind, "name": name, "status": "ok", "wall": wall} | ({"device": device} if device else {})
+
+
+def test_ratios_are_of_each_round():
+    record = record_of([entry("a", [10, 30, 100]), entry("b", [10, 10, 50], "peer", None)])
+    # Of the medians it would be 3.
+    assert record.compared(results.CallComparison("a / b", "a", "b"), "pocl") == 2
+    assert record.compared(results.CallComparison("a / c", "a", "c"), "pocl") is None
+
+
+def test_a_difference_is_in_microseconds_of_a_call():
+    record = record_of([entry("a", [64000, 96000, 160000]), entry("b", [0, 0, 32000])])
+    assert record.compared(results.CallComparison("a - b", "a", "b", per_call=True), "pocl") == 3
+
+
+def test_of_entries_of_one_name_the_quickest_counts():
+    record = record_of([entry("raw", [9, 9, 9]), entry("raw", [4, 4, 4]), entry("raw", [1, 1, 1], device="intel")])
+    assert record.quickest("raw", "pocl")["wall"]["median"] == 4
