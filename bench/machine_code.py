@@ -7,8 +7,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from tools.machine_code import kernel_code, loops
+
 import clrope
-from clrope.benchmark.machine_code import kernel_code, loops
 from clrope.benchmark.workloads import select
 
 
@@ -29,7 +30,7 @@ def main() -> int:
             given.write.write_text(listing, encoding="utf-8")
         bytes_of_head = workload.tensors[0][3] * workload.itemsize
         print(f"{workload.name} on {device.name} ({device.platform}): {' + '.join(map(str, variants))}")
-        print(f"a head has {bytes_of_head} bytes; loops that store vectors or fetch ahead, without the loops in them:")
+        print(f"a head has {bytes_of_head} bytes; loops that store vectors or prefetch, without the loops in them:")
         for loop in loops(listing):
             print(f"  {loop}")
     return 0

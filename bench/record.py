@@ -1,23 +1,18 @@
-"""Measures what the targets need (or the given patterns) and keeps it: bench/results/<device>/<family>-<dtype>.json."""
+"""Measures what the documents need, or the given patterns, and keeps it in bench/results."""
 
 import argparse
-import re
 import sys
 import time
 from itertools import groupby
 from pathlib import Path
 
+from tools.store import keep
+
 import clrope
-from clrope.benchmark.results import of_device, write
 from clrope.benchmark.runner import Options, run
 from clrope.benchmark.workloads import Workload, select
 
 RESULTS = Path(__file__).parent / "results"
-
-
-def folder(label: str, device: dict) -> Path:
-    name = re.sub(r"[^a-z0-9]+", "-", f"{label} {device['name']}".lower().replace("(r)", "").replace("(tm)", ""))
-    return RESULTS / name.strip("-")
 
 
 def part(workload: Workload) -> str:
@@ -26,11 +21,12 @@ def part(workload: Workload) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("patterns", nargs="*", help="workloads, or 'processes'; default: targets, processes")
+    parser.add_argument("patterns", nargs="*", help="workloads, or 'processes'; default: standard, calls, processes")
     parser.add_argument("--device", action="append", default=[], help="default: every healthy one but simulators")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--peer-rounds", type=int, default=9, help="of these, those that peers take part in")
     parser.add_argument("--repeats", type=int, default=1, help="of each workload, from buffers newly made")
+    parser.add_argument("--call-rounds", type=int, default=60, help="rounds of the workloads named calls")
     parser.add_argument("--calls", type=int, default=5)
     parser.add_argument("--tiny", action="store_true", help="try it out; nothing is kept")
     given = parser.parse_args()
@@ -41,25 +37,22 @@ def main() -> int:
         print("no healthy OpenCL device; `clrope devices` says why", file=sys.stderr)
         return 1
     patterns = [p for p in given.patterns if p != "processes"]
-    chosen = sorted(select(patterns), key=part) if patterns or not given.patterns else []
+    if not given.patterns:
+        patterns = ["standard", "calls"]
+    chosen = sorted(select(patterns), key=part) if patterns else []
     seed = time.time_ns() % (1 << 32)
     parts = [(name, list(members)) for name, members in groupby(chosen, key=part)]
-    if len(patterns) < len(given.patterns) or not given.patterns:
+    if "processes" in given.patterns or not given.patterns:
         parts.append(("processes", []))
     for number, (name, members) in enumerate(parts, 1):
         print(f"{number}/{len(parts)} {name}: {len(members)} workloads", file=sys.stderr, flush=True)
         options = Options(
-            rounds=given.rounds, peer_rounds=given.peer_rounds, repeats=given.repeats, calls=given.calls, seed=seed,
-            tiny=given.tiny, processes=name == "processes",
+            rounds=given.rounds, peer_rounds=given.peer_rounds, repeats=given.repeats,
+            call_rounds=given.call_rounds, calls=given.calls, seed=seed, tiny=given.tiny, processes=name == "processes",
         )  # fmt: skip
         result = run(members, devices, options)
-        for label, device in result["devices"].items():
-            if given.tiny:
-                continue
-            place = folder(label, device)
-            place.mkdir(parents=True, exist_ok=True)
-            write(of_device(result, label), place / f"{name}.json")
-            print(f"  {place / name}.json", file=sys.stderr, flush=True)
+        for path in () if given.tiny else keep(RESULTS, result):
+            print(f"  {path.name}", file=sys.stderr, flush=True)
     return 0
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from .peers import NAMES
 from .results import CALL_COMPARISONS, Record, records
-from .targets import Row
 
 
 @dataclass(frozen=True)
@@ -18,6 +17,10 @@ class Table:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it JSON-ready."""
+        return {"title": self.title, "columns": [c.lstrip("#") for c in self.columns], "rows": list(self.rows)}
 
     def markdown(self) -> str:
         """Return it as a Markdown table."""
@@ -84,7 +87,7 @@ def call_tables(known: Sequence[Record]) -> list[Table]:
             taken = record.time(entry) / 1e3
             spread = f"{record.time(entry, 'p20') / 1e3:.0f}-{record.time(entry, 'p80') / 1e3:.0f}"
             times.append(
-                (record.name, entry.get("device", ""), name, f"{taken:.0f}", spread, _number(taken / layers),
+                (record.name, entry.get("device", ""), name, f"{taken:.0f}", spread, number(taken / layers),
                  str(entry["wall"]["n"]))
             )  # fmt: skip
         for device in record.result["devices"]:
@@ -92,60 +95,12 @@ def call_tables(known: Sequence[Record]) -> list[Table]:
                 figure = record.compared(comparison, device)
                 if figure is not None:
                     unit = "µs" if comparison.per_call else "×"
-                    compared.append((record.name, device, comparison.name, _number(figure, unit)))
+                    compared.append((record.name, device, comparison.name, number(figure, unit)))
     columns = ("workload", "device", "entry", "#µs a step", "#p20-p80 µs", "#µs a call", "#N")
     return [
         Table("What calls cost", columns, tuple(times)),
         Table("Calls compared", ("workload", "device", "comparison", "#figure"), tuple(compared)),
     ]
-
-
-def target_table(rows: Sequence[Row]) -> Table:
-    """Return the judged targets."""
-    several = len({row.machine for row in rows}) > 1
-    return Table(
-        "Targets",
-        ("claim", "device", "#limit", "#figure", "#±", "#by minima", "#of mere moving", "", "worst at"),
-        tuple(
-            (
-                row.claim,
-                f"{row.device}, {row.machine}" if several else row.device,
-                row.limit,
-                _number(row.figure, row.unit),
-                "" if row.error is None else f"{row.error:.2f}",
-                _number(row.of_minima, row.unit),
-                _number(row.bound, row.unit) if row.bound else "",
-                row.verdict,
-                row.at,
-            )
-            for row in rows
-        ),
-    )
-
-
-def summary_table(rows: Sequence[Row]) -> Table:
-    """Return the judged targets with a column a device; what is not met is bold, with the bound in brackets."""
-    devices = list(dict.fromkeys(row.device for row in rows))
-    claims: dict[tuple[str, str], dict[str, str]] = {}
-    for row in rows:
-        text = _number(row.figure, row.unit)
-        if row.met is False:
-            text = f"**{text}**" + (f" ({_number(row.bound, row.unit)})" if row.bound else "")
-        claims.setdefault((row.claim, row.limit), {})[row.device] = text
-    return Table(
-        "",
-        ("claim", "#wanted", *(f"#{device}" for device in devices)),
-        tuple((claim, limit, *(found.get(d, "") for d in devices)) for (claim, limit), found in claims.items()),
-    )
-
-
-def machine_section(cpu: str, rows: Sequence[Row]) -> str:
-    """Return the Markdown of one machine's judged targets."""
-    met = f"{sum(row.met is True for row in rows)} of {len(rows)} rows are met"
-    return (
-        f"\n### {cpu}\n\n{summary_table(rows).markdown()}\n"
-        f"{met}; bold is what is not, in brackets what mere moving of the bytes has there.\n"
-    )
 
 
 def heading(results: Sequence[dict[str, Any]]) -> str:
@@ -170,10 +125,10 @@ def _speed_rows(record: Record, peers: Sequence[str]) -> list[tuple[str, ...]]:
         top = record.ceiling(device)
         spread = f"{record.time(own, 'p20') / 1e6:.2f}-{record.time(own, 'p80') / 1e6:.2f}"
         rows.append(
-            (record.name, device, _number(record.rate(device)), spread,
-             _number(top["bytes"] / record.time(top) if top else None),
-             (top.get("spelling") or top["name"]) if top else "-", _number(record.of_ceiling(device)),
-             *(_number(record.against(p, device)) for p in peers), str(own["wall"]["n"]))
+            (record.name, device, number(record.rate(device)), spread,
+             number(top["bytes"] / record.time(top) if top else None),
+             (top.get("spelling") or top["name"]) if top else "-", number(record.of_ceiling(device)),
+             *(number(record.against(p, device)) for p in peers), str(own["wall"]["n"]))
         )  # fmt: skip
     return rows
 
@@ -188,10 +143,10 @@ def _latency_rows(record: Record, peers: Sequence[str]) -> list[tuple[str, ...]]
         run, raw = micro(own), micro(record.entries("launch", "raw launch", device))
         top = record.ceiling(device)
         rows.append(
-            (record.name, device, _number(run), _number(micro(own, "event")), _number(raw),
-             _number(record.launches(device)),
-             _number(micro([top] if top else [])), _number(micro(record.entries("clrope", "numpy plan.run", device))),
-             *(_number(micro(record.entries("peer", p))) for p in peers), str(own[0]["wall"]["n"]))
+            (record.name, device, number(run), number(micro(own, "event")), number(raw),
+             number(record.launches(device)),
+             number(micro([top] if top else [])), number(micro(record.entries("clrope", "numpy plan.run", device))),
+             *(number(micro(record.entries("peer", p))) for p in peers), str(own[0]["wall"]["n"]))
         )  # fmt: skip
     return rows
 
@@ -205,8 +160,8 @@ def _host_rows(record: Record) -> list[tuple[str, ...]]:
             continue
         times = [record.own(device, name) for name in ("numpy plan.run", "numpy out=", "numpy new")]
         rows.append(
-            (record.name, device, _number(base / 1e6), *(_number(t / base if t else None) for t in times),
-             _number(record.time(copy[0]) / 1e6 if copy else None))
+            (record.name, device, number(base / 1e6), *(number(t / base if t else None) for t in times),
+             number(record.time(copy[0]) / 1e6 if copy else None))
         )  # fmt: skip
     return rows
 
@@ -222,7 +177,8 @@ def _process_row(entry: dict[str, Any]) -> tuple[str, ...]:
     return entry["kind"], entry["device"], f"{mib:.1f} MiB", f"output {entry['output_bytes'] / (1 << 20):.1f} MiB"
 
 
-def _number(value: float | None, unit: str = "×") -> str:
+def number(value: float | None, unit: str = "×") -> str:
+    """Return a figure with three digits and its unit, '-' for none."""
     if value is None:
         return "-"
     text = f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}" if abs(value) >= 10 else f"{value:.2f}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from .samples import by_round, error_of_median, paired
 
 #: Raise the number when a reader of the old form would misread the new one; `results.schema.json` describes it.
 SCHEMA = "clrope.bench/1"
+#: A summary of all results of one device; the results themselves are in the compressed file that it names.
+DEVICE_SCHEMA = "clrope.bench.device/1"
 
 
 def schema() -> dict[str, Any]:
@@ -51,12 +54,19 @@ def text_of(result: dict[str, Any]) -> str:
 
 def read(where: str | Path) -> dict[str, Any]:
     """Return a result file's content; raise `ConfigError` if it is none, or one of another version."""
+    return _checked(_loaded(where), where)
+
+
+def _loaded(where: str | Path) -> Any:
     try:
-        data = json.loads(Path(where).read_text(encoding="utf-8"))
+        return json.loads(Path(where).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{where}: cannot be read ({error.strerror or error})") from error
     except ValueError as error:
         raise ConfigError(f"{where}: is no JSON: {error}") from error
+
+
+def _checked(data: Any, where: str | Path) -> dict[str, Any]:
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
         raise ConfigError(f"{where}: got schema {found!r}, allowed is {SCHEMA!r}")
@@ -64,6 +74,21 @@ def read(where: str | Path) -> dict[str, Any]:
     if missing:
         raise ConfigError(f"{where}: lacks {', '.join(missing)}")
     return data
+
+
+def read_all(where: str | Path) -> list[dict[str, Any]]:
+    """Return the results of a file that `clrope bench` wrote, or of a device whose results are kept."""
+    data = _loaded(where)
+    if not isinstance(data, dict) or data.get("schema") != DEVICE_SCHEMA:
+        return [_checked(data, where)]
+    samples = Path(where).parent / str(data["samples"])
+    try:
+        kept = json.loads(lzma.decompress(samples.read_bytes()))
+    except OSError as error:
+        raise ConfigError(f"{samples}: cannot be read ({error.strerror or error})") from error
+    except (lzma.LZMAError, ValueError) as error:
+        raise ConfigError(f"{samples}: are no compressed results: {error}") from error
+    return [_checked(result, samples) for result in kept]
 
 
 def of_device(result: dict[str, Any], label: str) -> dict[str, Any]:
@@ -243,15 +268,17 @@ class Record:
         ]  # fmt: skip
         return min(found, key=self.time, default=None)
 
-    def compared(self, comparison: CallComparison, device: str) -> float | None:
+    def compared(self, comparison: CallComparison, device: str, statistic: str = "median") -> float | None:
         """Return how many times as long one entry takes as the other, or by how many microseconds a call longer."""
         over, under = self.quickest(comparison.over, device), self.quickest(comparison.under, device)
         if over is None or under is None:
             return None
         if not comparison.per_call:
-            return self.ratio(over, under)
+            return self.ratio(over, under, statistic)
         one, other = self.by_round(over), self.by_round(under)
-        return float(median(one[k] - other[k] for k in one if k in other)) / 1e3 / int(self.workload["layers"])
+        longer = [one[k] - other[k] for k in one if k in other] if statistic == "median" else []
+        taken = median(longer) if longer else self.time(over, statistic) - self.time(under, statistic)
+        return float(taken) / 1e3 / int(self.workload["layers"])
 
     def of_arrays(self, device: str, name: str, statistic: str = "median") -> float | None:
         """Return how many times as long as on OpenCL arrays the call on NumPy arrays of that name takes."""

@@ -201,8 +201,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "all": ("*",),
     "quick": ("prefill/f*/n*/out/forward", "decode-1/f32/neox/out/forward"),
     "calls": ("calls/*/neox/*", "calls-new/*"),
-    # What the table of targets needs.
-    "targets": ("prefill/*/forward", "gqa/*/forward", "partial-*/forward", "decode-*/out/forward", "size-*"),
+    "standard": ("prefill/*/forward", "gqa/*/forward", "partial-*/forward", "decode-*/out/forward", "size-*"),
 }
 FAMILIES: tuple[str, ...] = tuple(dict.fromkeys(w.family for w in WORKLOADS))
 
@@ -210,12 +209,12 @@ FAMILIES: tuple[str, ...] = tuple(dict.fromkeys(w.family for w in WORKLOADS))
 def select(patterns: Iterable[str] = ()) -> list[Workload]:
     """Return the workloads that match any of the patterns, in the order of the list.
 
-    A pattern is a name with `*`, `?` and `[...]`, the beginning of one, or a group (all, quick, calls, targets, which
+    A pattern is a name with `*`, `?` and `[...]`, the beginning of one, or a group (all, quick, calls, standard, which
     is the default).
     Raises `ConfigError` for a pattern that matches nothing.
     """
     chosen: set[str] = set()
-    for given in list(patterns) or ["targets"]:
+    for given in list(patterns) or ["standard"]:
         found: set[str] = set()
         for pattern in GROUPS.get(given, (given,)):
             # The beginning of a name stands for all that begin so.

@@ -28,7 +28,7 @@ def _bench(
     ] = None,
     workload: Annotated[
         list[str] | None,
-        typer.Option(help="A group, a family, or a pattern of names, see --list (repeatable). Default: targets."),
+        typer.Option(help="A group, a family, or a pattern of names, see --list (repeatable). Default: standard."),
     ] = None,
     peer: Annotated[list[str] | None, typer.Option(help="Only this peer (repeatable). Default: all installed.")] = None,
     no_peers: Annotated[bool, typer.Option("--no-peers", help="This package and the ceilings only.")] = False,
@@ -44,17 +44,14 @@ def _bench(
     processes: Annotated[
         bool, typer.Option("--processes", help="Also measure the first call of a process, and memory.")
     ] = False,
-    targets: Annotated[
-        bool, typer.Option("--targets", help="Judge what must hold; exit code 1 if something does not.")
-    ] = False,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; '-': on stdout, no tables.")
     ] = None,
     list_only: Annotated[bool, typer.Option("--list", help="List the chosen workloads and stop.")] = False,
 ) -> bool:
-    """Measure the rotation beside the ceilings of each device and the peers that are installed, all in turn.
+    """Measure the rotation next to the ceilings of each device and the installed peers, all interleaved.
 
-    Every contender is checked before it is timed; one that is wrong is not timed, and the exit code is 1.
+    Every entry is checked before it is timed; one that is wrong is not timed, and the exit code is 1.
     """
     import time
 
@@ -72,7 +69,7 @@ def _bench(
     options = Options(
         rounds=rounds or 9, call_rounds=rounds or 60, peer_rounds=peer_rounds, repeats=repeats, calls=calls,
         peers=tuple(peer or ()), with_peers=not no_peers, threads=threads, seed=seed, tiny=tiny,
-        processes=processes or targets,
+        processes=processes,
     )  # fmt: skip
     result = run(chosen, _devices(device or ()), options, _Progress())
     if json_file == "-":
@@ -84,73 +81,57 @@ def _bench(
 
         write(result, json_file)
     wrong = [e for w in result["workloads"] for e in w["entries"] if e["status"] in ("wrong", "error")]
-    held = _show([result], targets, quiet=json_file == "-")
-    return held and not any(e["kind"] == "clrope" or e["status"] == "wrong" for e in wrong)
+    if json_file != "-":
+        _show([result])
+    return not any(e["kind"] == "clrope" or e["status"] == "wrong" for e in wrong)
 
 
 def _report(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Results that `clrope bench --json` wrote.")],
     figure: Annotated[str | None, typer.Option(metavar="PNG", help="Draw the figure (needs matplotlib).")] = None,
     markdown: Annotated[str | None, typer.Option(metavar="FILE", help="Write the tables as Markdown.")] = None,
-    targets: Annotated[
-        bool, typer.Option("--targets", help="Judge what must hold; exit code 1 if something does not.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the judged targets as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the tables as JSON.")] = False,
 ) -> bool:
-    """Make tables, a figure, and judgements from result files; files of one machine may be given together."""
+    """Make tables and a figure from result files; files of one machine may be given together."""
     from ..benchmark import report
-    from ..benchmark.results import read
+    from ..benchmark.results import read_all
 
-    results = [read(name) for name in files]
+    results = [result for name in files for result in read_all(name)]
     if figure is not None:
         from ..benchmark.figure import draw
 
         draw(results, figure)
     if markdown is not None:
-        _write_markdown(results, markdown, targets)
+        _write_markdown(results, markdown)
     if as_json:
-        from ..benchmark.targets import judge
         from .tables import print_json
 
-        rows = judge(results)
-        print_json([row.to_dict() for row in rows])
-        return not targets or all(row.met for row in rows)
+        print_json([table.to_dict() for table in report.tables(results)])
+        return True
     print(report.heading(results))
-    return _show(results, targets)
+    _show(results)
+    return True
 
 
-def _write_markdown(results: Sequence[dict[str, Any]], where: str, targets: bool) -> None:
+def _write_markdown(results: Sequence[dict[str, Any]], where: str) -> None:
     from pathlib import Path
 
     from ..benchmark import report
-    from ..benchmark.targets import judge
     from ..errors import RopeError
 
-    parts = [report.heading(results) + "\n"]
-    parts += [table.markdown() for table in report.tables(results)]
-    if targets:
-        parts.append(report.target_table(judge(results)).markdown())
+    text = "\n".join([report.heading(results) + "\n", *(table.markdown() for table in report.tables(results))])
     try:
-        Path(where).write_text("\n".join(parts), encoding="utf-8")
+        Path(where).write_text(text, encoding="utf-8")
     except OSError as error:
         raise RopeError(f"{where}: cannot be written ({error.strerror or error})") from error
 
 
-def _show(results: Sequence[dict[str, Any]], targets: bool, quiet: bool = False) -> bool:
-    """Print the tables; return whether the targets that were asked for are met. What was not measured is not met."""
+def _show(results: Sequence[dict[str, Any]]) -> None:
     from ..benchmark import report
-    from ..benchmark.targets import judge
     from .tables import print_table
 
-    shown = [] if quiet else report.tables(results)
-    rows = judge(results) if targets else []
-    if targets and not quiet:
-        shown.append(report.target_table(rows))
-    for table in shown:
+    for table in report.tables(results):
         print_table(table.title, table.columns, table.rows)
-    if targets and not quiet:
-        print(f"targets met: {sum(row.met is True for row in rows)} of {len(rows)}")
-    return all(row.met for row in rows)
 
 
 def _devices(names: Sequence[str]) -> list[DeviceInfo]:

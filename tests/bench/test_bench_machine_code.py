@@ -7,9 +7,9 @@ import struct
 from dataclasses import replace
 
 import pytest
+from tools.machine_code import elf_files, kernel_code, loops
 
 from clrope import DeviceError
-from clrope.benchmark.machine_code import elf_files, kernel_code, loops
 from clrope.benchmark.workloads import select
 
 #: A loop over heads (10 to 3e) with a loop that fetches ahead in it, and a way back to its start that is seldom taken.

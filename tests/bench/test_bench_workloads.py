@@ -99,7 +99,7 @@ def test_groups_choose_something(group):
 
 def test_choosing():
     assert select(["all"]) == list(WORKLOADS)
-    assert select() == select(["targets"])
+    assert select() == select(["standard"])
     one = select(["decode-1/f16/neox/in/backward"])
     assert [w.name for w in one] == ["decode-1/f16/neox/in/backward"]
     assert {w.family for w in select(["decode-*/f32", "vision"])} == {"decode-1", "decode-64", "vision"}

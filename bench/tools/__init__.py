@@ -1,0 +1,1 @@
+"""What this project measures for itself: acceptance, variants side by side, machine code, threads."""

@@ -1,0 +1,76 @@
+"""The tables in the documents that come from kept results, each between two marks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from clrope.benchmark.figure import GROUPS
+from clrope.benchmark.peers import NAMES
+from clrope.benchmark.report import Table, number
+from clrope.benchmark.results import Record, records
+from clrope.benchmark.samples import middle
+
+from .acceptance import by_machine, check, machine_section
+
+ROOT = Path(__file__).resolve().parents[2]
+END = "<!-- end -->\n"
+
+
+def begin(name: str) -> str:
+    """Return the mark before a table."""
+    return f"<!-- {name}: from bench/results, by `python bench/docs.py` -->\n"
+
+
+def documents(results: Sequence[dict[str, Any]], root: Path = ROOT) -> dict[Path, str]:
+    """Return the text that each document should have. Raises `ValueError` if one has no place for its table."""
+    machines = by_machine(results)
+    tables = {
+        ("docs/performance.md", "acceptance"): "".join(
+            machine_section(cpu, check(found)) for cpu, found in machines.items()
+        ),
+        # Of the machine measured last.
+        ("README.md", "speed"): speed_table(next(iter(machines.values()))).markdown() if machines else "",
+    }
+    return {root / file: _replaced(root / file, name, table) for (file, name), table in tables.items()}
+
+
+def _replaced(file: Path, name: str, table: str) -> str:
+    before, mark, rest = file.read_text(encoding="utf-8").partition(begin(name))
+    _, end, after = rest.partition(END)
+    if not (mark and end):
+        raise ValueError(f"{file}: no place for the table between {begin(name).strip()} and {END.strip()}")
+    return f"{before}{mark}{table}{end}{after}"
+
+
+def speed_table(results: Sequence[dict[str, Any]]) -> Table:
+    """Return GB/s of prefill out of place by type and pairing, the share of the best copy, and the best peer."""
+    chosen: dict[tuple[str, str], list[Record]] = {}
+    for record in records(results):
+        if (record.family, record.place, record.direction) == ("prefill", "out", "forward"):
+            chosen.setdefault((record.dtype, record.mode), []).append(record)
+    groups = [g for g in GROUPS if g in chosen]
+    devices = list(dict.fromkeys(d for g in groups for r in chosen[g] for d in r.devices))
+    rows = []
+    for group in groups:
+        cells = []
+        for device in devices:
+            found = [r for r in chosen[group] if r.of_ceiling(device) is not None]
+            shown = middle(found, partial(_share, device)) if found else None
+            cells.append(f"{number(shown.rate(device))} ({_share(device, shown):.0%})" if shown else "-")
+        rates = [
+            (entry["bytes"] / record.time(entry), peer)
+            for record in chosen[group]
+            for peer in NAMES
+            for entry in record.entries("peer", peer)
+        ]
+        rate, peer = max(rates, default=(None, ""))
+        rows.append((" ".join(group), *cells, f"{number(rate)} {peer}".strip()))
+    columns = ("GB/s", *(f"#clrope on {device} (of its best copy)" for device in devices), "#best other")
+    return Table("", columns, tuple(rows))
+
+
+def _share(device: str, record: Record) -> float:
+    return record.of_ceiling(device) or 0.0

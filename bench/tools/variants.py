@@ -1,0 +1,137 @@
+"""Variants of the rotation, and other kernel sources, on one workload: interleaved with each other and the device's
+ceilings."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from clrope.benchmark.buffers import DeviceSets, make_inputs
+from clrope.benchmark.contender import Contender, WrongResultError, rounds, warm_up
+from clrope.benchmark.runner import open_bench
+from clrope.benchmark.samples import error_of_median
+from clrope.benchmark.subject import on_device
+from clrope.benchmark.validation import Judge
+from clrope.benchmark.workloads import Workload
+from clrope.errors import ConfigError
+from clrope.program.build import kernels_from
+from clrope.program.candidates import candidates
+from clrope.program.variants import Pairing, Variant
+
+if TYPE_CHECKING:
+    from clrope.device import DeviceInfo
+
+#: Rounds by which the ceilings to stay are found where there are no warm-ups.
+QUICK_ROUNDS = 25
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One line: what ran, GB/s by the median and at best, the share of the best ceiling and of the chosen variant.
+
+    Both shares are medians of those within each round; error: the standard error of the latter, None of few rounds.
+    chosen: it is what the chooser takes.
+    """
+
+    name: str
+    rate: float
+    most: float
+    share: float
+    of_chosen: float
+    error: float | None
+    chosen: bool = False
+
+
+def compare_variants(
+    workload: Workload,
+    device: DeviceInfo,
+    wanted: Callable[[Variant], bool],
+    seed: int,
+    count: int = 9,
+    calls: int = 5,
+    folders: Sequence[Path] = (),
+    *,
+    quick: bool = False,
+) -> list[Compared]:
+    """Return ceilings and wanted candidates, best first; those that become the same on the workload are timed once.
+
+    folders: further folders of kernel sources, which have to understand the same options; each gives every variant
+    once more, named after it. With them the chosen variant alone will do. quick: no warm-ups, and of the ceilings
+    the best two alone: so many more rounds fit in that differences of a percent show.
+    Candidates run in this process: not for a device whose driver is not trusted (`clrope tune` is). Raises
+    `ConfigError` if nothing is wanted, or for a folder without kernels or a workload that rebinds them at every call,
+    `WrongResultError` for a wrong result.
+    """
+    pairing: Pairing = "normal" if workload.mode == "normal" else "neox"
+    some = [variant for variant in candidates(device.kind, workload.dtype, pairing) if wanted(variant)]
+    for folder in folders:
+        if not (folder / "rotate_neox.cl").is_file():
+            raise ConfigError(f"folders: got {folder}, which has no rotate_neox.cl")
+    if folders and workload.fresh:
+        raise ConfigError(f"folders: {workload.name} makes new tables at every call, by the package's own kernels")
+    if not some and not folders:
+        raise ConfigError("variants: got a choice that no candidate meets")
+    bench = open_bench(device, "device")
+    inputs = make_inputs(workload, seed)
+    judge = Judge(inputs, seed)
+    sets = DeviceSets(bench.profiled, device, inputs)
+    ours: dict[str, Contender] = {}  # the chosen one first
+    for variant, text in itertools.product((None, *some), (None, *folders)):
+        with kernels_from(text):
+            made = on_device(sets, bench.profiled, judge, "device", variant)
+        name = " + ".join(str(Variant.from_dict(d)) for d in made.details["variants"])
+        name += f" from {text}" if text else ""
+        if name not in ours:
+            made.nmse = made.check()
+            ours[name] = made
+    ceilings, _ = bench.ceilings.contenders(sets)
+    contenders = [*ours.values(), *ceilings]
+    for made in contenders:
+        made.rota = sets.rota
+        warm_up(made, calls)
+    if not ceilings:
+        raise WrongResultError("no ceiling could be measured")
+    if quick:
+        rounds(ceilings, QUICK_ROUNDS, seed, lead_in=False)
+        ceilings = sorted(ceilings, key=lambda c: -_rate(c, 50))[:2]
+        for made in ceilings:
+            made.forget()
+    rounds([*ours.values(), *ceilings], count, seed, lead_in=not quick)
+    top = max(ceilings, key=lambda c: _rate(c, 50))
+    first = next(iter(ours.values()))
+
+    def line(name: str, c: Contender) -> Compared:
+        of_chosen = _of(c, first)
+        return Compared(
+            name, _rate(c, 50), _rate(c, 0), float(np.median(_of(c, top))), float(np.median(of_chosen)),
+            error_of_median(of_chosen), chosen=c is first,
+        )  # fmt: skip
+
+    lines = [line(name, c) for name, c in ours.items()] + [line(f"= {c.spelling or c.name}", c) for c in ceilings]
+    return sorted(lines, key=lambda line: -line.rate)
+
+
+def _rate(contender: Contender, percentile: int) -> float:
+    return contender.bytes / float(np.percentile(contender.wall, percentile))
+
+
+def _of(contender: Contender, top: Contender) -> list[float]:
+    """Return the rate as a share of another's in each round: everybody was in all of them."""
+    turns = [found.turns if (found := c.stats("wall")) else () for c in (top, contender)]
+    return [contender.bytes * above / (top.bytes * own) for above, own in zip(*turns, strict=True)]
+
+
+def words_filter(words: Sequence[str]) -> Callable[[Variant], bool]:
+    """Return whether a variant's name has all the words of any of the given phrases; everything if there are none."""
+    phrases = [phrase.split() for phrase in words]
+
+    def wanted(variant: Variant) -> bool:
+        have = str(variant).split()
+        return not phrases or any(all(word in have for word in phrase) for phrase in phrases)
+
+    return wanted
