@@ -19,12 +19,12 @@ import clrope
 from clrope.emulation import emulate_rope
 from clrope.layout import DTYPES, canonical
 from clrope.reference import pair_indices
+from clrope.testing import (
+    POISON as POISON,
+)
+from clrope.testing import VERY_FEW, WORST_ROUNDING, changed_outside, differing, nmse, poisoned
+from clrope.testing import bits as bits
 
-#: The byte with which every output begins: a finite, unlikely number in every type, so that NaN cannot hide it.
-POISON = 0x5A
-#: Below so many elements a mean error says little: then each may be rounded by half a unit of the last place.
-FEW = 512
-WORST = {"f16": 2.0**-22, "bf16": 2.0**-16, "f32": 0.0, "f64": 0.0}
 SHORT_NAMES = {
     "portable computing language": "pocl", "intel": "intel", "nvidia": "nvidia", "amd": "amd", "rusticl": "rusticl",
     "oclgrind": "oclgrind",
@@ -56,7 +56,7 @@ class View:
         order = self.order or tuple(range(rank))
         lengths = [n * abs(step) + pad for n, step, pad in zip(shape, steps, pads, strict=True)]
         total = math.prod(lengths)
-        parent = np.full((self.before + total + 3) * dtype.itemsize, POISON, np.uint8).view(dtype)
+        parent = poisoned(self.before + total + 3, dtype)
         block = parent[self.before : self.before + total].reshape([lengths[axis] for axis in order])
         block = block.transpose(np.argsort(order))
         cuts = []
@@ -159,20 +159,14 @@ def fill(x: np.ndarray, rng: np.random.Generator, values: str = "uniform") -> No
 def aligned_memory(count: int, dtype: Any, shift: int = 0) -> np.ndarray:
     """Return poisoned elements that begin `shift` elements after an address that 64 divides."""
     dtype = np.dtype(dtype)
-    raw = np.full((count + shift) * dtype.itemsize + 64, POISON, np.uint8)
+    raw = poisoned((count + shift) * dtype.itemsize + 64)
     start = -raw.__array_interface__["data"][0] % 64 + shift * dtype.itemsize
     return raw[start : start + count * dtype.itemsize].view(dtype)
 
 
-def bits(array: np.ndarray) -> np.ndarray:
-    return array.view(np.dtype(f"u{array.dtype.itemsize}"))
-
-
 def same(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     """Where two arrays hold the same bits, or both a NaN (whose bits no rule fixes)."""
-    with np.errstate(invalid="ignore"):  # a signalling NaN is reported when it is widened
-        both_nan = np.isnan(got.astype(np.float64)) & np.isnan(want.astype(np.float64))
-    return (bits(got) == bits(want)) | both_nan
+    return ~differing(got, want)
 
 
 def run(case: Case, device: clrope.DeviceInfo | None = None) -> None:
@@ -231,7 +225,7 @@ def assert_rotated(
         at &= ~copied | (canonical(bits(got) == bits(want), case.layout))
     if not equal.all():
         first = tuple(int(i) for i in np.argwhere(~equal)[0])
-        poison = np.full(1, POISON, np.uint8).repeat(got.dtype.itemsize).view(got.dtype)[0]
+        poison = poisoned(1, got.dtype)[0]
         left = int((got == poison).sum())
         unwritten = f"; {left} still hold what was there before the call" if left else ""
         fail(
@@ -240,21 +234,17 @@ def assert_rotated(
         )
     if judge if judge is not None else case.values == "uniform" and case.config.get("angles", "exact") == "exact":
         right = oracle.rope(built.x_before, built.positions, case.config, case.forward, case.layout)
-        power = float((right**2).sum())
-        nmse = float(((got.astype(np.float64) - right) ** 2).sum()) / power if power else 0.0
+        error = nmse(got, right)
         limit = oracle.LIMITS[case.dtype]
-        if got.size < FEW:
-            limit = max(limit, WORST[case.dtype])
-        if not nmse <= limit:
-            fail(f"NMSE {nmse:.3g} against the oracle, {limit:.3g} is allowed")
+        if got.size < VERY_FEW:
+            limit = max(limit, WORST_ROUNDING[case.dtype])
+        if not error <= limit:
+            fail(f"NMSE {error:.3g} against the oracle, {limit:.3g} is allowed")
     memory = [("x", built.parent, built.parent_before, built.x)]
     if built.out_parent is not None and built.out is not None and built.out_parent is not built.parent:
-        poisoned = np.full(built.out_parent.nbytes, POISON, np.uint8).view(built.out_parent.dtype)
-        memory.append(("out", built.out_parent, poisoned, built.out))
+        memory.append(("out", built.out_parent, poisoned(built.out_parent.size, built.out_parent.dtype), built.out))
     for name, now, before, view in memory:
-        changed = bits(now) != bits(before)
-        if name == "out" or case.out == "in place":
-            changed &= ~touched(now, view)
+        changed = changed_outside(now, before, [view] if name == "out" or case.out == "in place" else [])
         if changed.any():
             place = int(np.argmax(changed))
             fail(f"element {place} of the memory of {name} was changed, outside of what may be written")

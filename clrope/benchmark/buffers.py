@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ..device.cache import host_cache_bytes, largest_cache, sets_beyond
 from ..layout import DTYPES
+from ..testing import POISON, poisoned
 from .contender import Rota
 from .workloads import LINE, Workload
 
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     import pyopencl
 
     from ..device import DeviceInfo
-
-#: What outputs hold before they are checked: finite, large and unlikely in every type.
-POISON = 0x5A
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -86,7 +84,7 @@ def tensors_of(workload: Workload, block: Bytes) -> list[npt.NDArray[Any]]:
 
 def aligned(size: int, to: int = 4096) -> Bytes:
     """Return poisoned bytes that begin on a page."""
-    raw = np.full(size + to, POISON, np.uint8)
+    raw = poisoned(size + to)
     first = -raw.__array_interface__["data"][0] % to
     return raw[first : first + size]
 
@@ -155,7 +153,7 @@ class DeviceSets:
         import pyopencl as cl
 
         if self.y_blocks[number] is not self.x_blocks[number]:
-            cl.enqueue_copy(self.queue, self.y_blocks[number], np.full(self.inputs.block.size, POISON, np.uint8))
+            cl.enqueue_copy(self.queue, self.y_blocks[number], poisoned(self.inputs.block.size))
         cl.enqueue_copy(self.queue, self.x_blocks[number], self.inputs.block)
         self.queue.finish()
 

@@ -21,10 +21,11 @@ from ..compare import compare
 from ..layout import DTYPES
 from ..operation import Rope
 from ..program.build import build
-from .buffers import POISON, DeviceSets
+from ..testing import PEER_LIMITS, poisoned
+from .buffers import DeviceSets
 from .contender import Contender, Kind, Refused, WrongResultError
 from .peers import Peer, Prepared, Task
-from .validation import LIMITS, Judge
+from .validation import Judge
 from .workloads import Workload
 
 if TYPE_CHECKING:
@@ -63,14 +64,14 @@ class Step:
             if y.shape != x.shape or y.dtype != x.dtype:
                 raise WrongResultError(f"tensor {number}: {y.dtype}{list(y.shape)}, not {x.dtype}{list(x.shape)}")
             found = compare(y, reference.rope(x, self.workload.position_array(position), self.workload.config))
-            if not found.nmse <= LIMITS[self.workload.dtype]:
+            if not found.nmse <= PEER_LIMITS[self.workload.dtype]:
                 raise WrongResultError(f"layer {number // len(self.x[0])}, position {position}: {found}")
             worst = max(worst, found.nmse)
         return worst
 
     def empty(self) -> list[list[Array]]:
         """Return poisoned memory for the results."""
-        return [[_poisoned(x) for x in layer] for layer in self.x]
+        return [[poisoned(x.shape, x.dtype) for x in layer] for layer in self.x]
 
 
 def make_step(workload: Workload, seed: int) -> Step:
@@ -103,12 +104,6 @@ def _entry(
 
     moved = step.workload.layers * step.workload.bytes_moved
     return Contender(kind, name, call, check, 1, moved, device, details, least_warm_up=WARM_UP_STEPS)
-
-
-def _poisoned(x: Array) -> Array:
-    out = np.empty_like(x)
-    out.view(np.uint8).fill(POISON)
-    return out
 
 
 def _flat(results: Sequence[Sequence[Any]]) -> list[Array]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..errors import BuildError
 from ..program.build import build
+from ..testing import POISON, count_differing
 from .buffers import Bytes, DeviceSets
 from .contender import Contender, WrongResultError, failure
 from .workloads import Workload
@@ -186,7 +187,7 @@ class Ceilings:
             rows = want[: want.size // row * row].reshape(-1, row)
             with np.errstate(all="ignore"):
                 rows[:, :width] *= np.float32(factor)
-                wrong = _different(sets.read(0).view(np.float32), want)
+                wrong = count_differing(sets.read(0).view(np.float32), want)
             sets.reset(0)
             if wrong:
                 raise WrongResultError(f"{wrong} of {before.size} words are not {factor} times what they were")
@@ -250,18 +251,9 @@ def _check_copy(sets: DeviceSets, call: Callable[[int], Any]) -> None:
     number = sets.count - 1
     sets.reset(number)
     call(number)
-    wrong = _different(sets.read(number).view(np.uint32), sets.inputs.block.view(np.uint32))
+    wrong = count_differing(sets.read(number).view(np.uint32), sets.inputs.block.view(np.uint32))
     if wrong:
         raise WrongResultError(f"{wrong} of {sets.inputs.block.size // 4} words were not copied")
-
-
-def _different(got: Any, want: Any) -> int:
-    # Bit patterns of other types may be NaN as floats.
-    a, b = got.view(np.uint32), want.view(np.uint32)
-    if np.array_equal(a, b):
-        return 0
-    with np.errstate(all="ignore"):
-        return int(np.count_nonzero((a != b) & ~(np.isnan(got.view(np.float32)) & np.isnan(want.view(np.float32)))))
 
 
 def host_copy(x_blocks: list[Bytes], y_blocks: list[Bytes]) -> Contender:
@@ -271,7 +263,7 @@ def host_copy(x_blocks: list[Bytes], y_blocks: list[Bytes]) -> Contender:
         np.copyto(y_blocks[i], x_blocks[i])
 
     def check() -> None:
-        y_blocks[0].fill(0x5A)
+        y_blocks[0].fill(POISON)
         call(0)
         if not np.array_equal(y_blocks[0], x_blocks[0]):
             raise WrongResultError("numpy.copyto did not copy")

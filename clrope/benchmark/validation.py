@@ -10,14 +10,12 @@ import numpy.typing as npt
 
 from .. import reference
 from ..compare import compare
+from ..testing import PEER_LIMITS
 from .buffers import Inputs
 from .contender import WrongResultError
 
 #: Elements that are compared with the reference.
 SAMPLED = 250_000
-#: Normalised squared error allowed: rounding to the type, and for peers their angles and tables too (tables in the
-#: tensors' own type, angles by repeated float32 multiplication). Results of this package are far below.
-LIMITS = {"f32": 2e-6, "f16": 2e-6, "bf16": 4e-5}
 #: Relative error of a head's norm that rounding explains.
 NORMS = {"f32": 1e-3, "f16": 1e-2, "bf16": 4e-2}
 
@@ -48,7 +46,7 @@ class Judge:
             if y.shape != self._shapes[number]:
                 raise WrongResultError(f"tensor {number} has shape {list(y.shape)}, not {list(self._shapes[number])}")
             found = compare(np.ascontiguousarray(y[:, self._tokens]), want)
-            if not found.nmse <= LIMITS[self._dtype]:
+            if not found.nmse <= PEER_LIMITS[self._dtype]:
                 raise WrongResultError(f"tensor {number}, sampled tokens: {found}")
             with np.errstate(all="ignore"):
                 off = np.abs(_norms(y) / norms - 1)

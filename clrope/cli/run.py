@@ -132,7 +132,7 @@ def _rotate(
     from .. import reference
     from ..compare import compare
     from ..operation import Rope
-    from ..suite.outcome import limit_for
+    from ..testing import limit_for
 
     begin = time.perf_counter()
     plan = Rope(config, device).plan(x, positions, forward=forward, layout=layout)

@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from ..config import RopeConfig
 from ..layout import TensorView
+from ..testing import nmse
 from .case import Case
-from .outcome import Outcome, nmse_of, nmse_text
+from .outcome import Outcome, nmse_text
 from .trial import CallTrial, flat
 
 if TYPE_CHECKING:
@@ -61,13 +62,13 @@ class LiveTrial(CallTrial):
             answer = compute(case, self.x.views[0], self.positions, self.config)
             self.live = flat([answer]).astype(np.float64)
 
-    def judge(self, got: list[npt.NDArray[Any]], trouble: list[str]) -> Outcome:
+    def check(self, got: list[npt.NDArray[Any]], trouble: list[str]) -> Outcome:
         """Compare with ggml's answer, then as always."""
         if self.live is not None:
-            nmse = nmse_of(flat(got), self.live)
-            if not nmse <= LIMIT:
-                trouble = [f"NMSE {nmse_text(nmse)} against ggml", *trouble]
-        return super().judge(got, trouble)
+            error = nmse(flat(got), self.live)
+            if not error <= LIMIT:
+                trouble = [f"NMSE {nmse_text(error)} against ggml", *trouble]
+        return super().check(got, trouble)
 
 
 def compute(case: Case, x: npt.NDArray[Any], positions: Any, config: RopeConfig) -> npt.NDArray[Any]:

@@ -9,12 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..layout import DTYPES
+from ..testing import GUARD, NAN_POISON, bits, changed_outside
 from .case import Case
 
 Array = npt.NDArray[Any]
-
-#: Elements on either side of a dense tensor.
-GUARD = 64
 
 
 @dataclass(frozen=True)
@@ -67,20 +65,13 @@ class Memory:
         else:
             self.parent = np.zeros([self._cuts[0][letter].length for letter in case.lo], dtype)
         self.views = self._views_of(self.parent)
-        self._before: Array = self.bits()
+        self._before: Array = self.parent.copy()
 
     def _views_of(self, parent: Array) -> tuple[Array, ...]:
         if self._dense:
             return (parent[GUARD:-GUARD].reshape([self._case.shape[letter] for letter in self._case.lo]),)
         # A slice that begins at the last element and goes down has its stop beyond the first.
         return tuple(parent[tuple(cut[letter].part for letter in self._case.lo)] for cut in self._cuts)
-
-    def bits(self) -> Array:
-        """Return a copy of all of the memory as unsigned integers."""
-        return self._words().copy()
-
-    def _words(self) -> Array:
-        return self.parent.view(np.dtype(f"u{self.parent.itemsize}"))
 
     def fill(self, rng: np.random.Generator) -> None:
         """Fill everything with uniform values in [-1, 1]."""
@@ -89,24 +80,21 @@ class Memory:
         drawn *= 2
         drawn -= 1
         self.parent[...] = drawn
-        self._before = self.bits()
+        self._before = self.parent.copy()
 
     def poison(self) -> None:
         """Fill everything with a NaN, so that what a kernel does not write shows."""
-        self.parent.view(np.uint8)[...] = 0xFF
-        self._before = self.bits()
+        self.parent.view(np.uint8)[...] = NAN_POISON
+        self._before = self.parent.copy()
 
     def stray(self) -> int:
         """Return how many elements outside the views have changed since the last filling."""
-        now = self.bits()
-        for new, old in zip(self._views_of(now), self._views_of(self._before), strict=True):
-            new[...] = old
-        return int(np.count_nonzero(now != self._before))
+        return int(np.count_nonzero(changed_outside(self.parent, self._before, self.views)))
 
     def changed(self) -> int:
         """Return how many elements, of the views or outside, have changed since the last filling."""
-        return int(np.count_nonzero(self._words() != self._before))
+        return int(np.count_nonzero(bits(self.parent) != bits(self._before)))
 
     def restore(self) -> None:
         """Put everything back as it was filled."""
-        self._words()[...] = self._before
+        bits(self.parent)[...] = bits(self._before)

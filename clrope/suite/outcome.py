@@ -1,24 +1,13 @@
-"""What a suite's case is to the runner: something that is prepared once and judged on each device."""
+"""What a suite's case is to the runner: something that is prepared once and checked on each device."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
-
-#: Largest NMSE against the float64 reference. Rounding to the type alone spends 4.6e-8 (f16) and 2.9e-6 (bf16).
-LIMITS = {"f32": 1e-12, "f16": 6e-8, "bf16": 4e-6, "f64": 1e-20}
-#: Below this many elements the roundings to f16 and bf16 do not average out; the limits of ggml's own tests hold.
-FEW = 4096
-LIMITS_FEW = LIMITS | {"f16": 1e-7, "bf16": 6.4e-6}
 
 
 @dataclass(frozen=True)
@@ -53,35 +42,6 @@ def nmse_text(nmse: float) -> str:
     return f"{nmse:.9f}" if nmse >= 1e-7 and math.isfinite(nmse) else f"{nmse:.3g}"
 
 
-def nmse_of(got: npt.NDArray[Any], want: npt.NDArray[np.float64]) -> float:
-    """Return sum (got - want)² / sum want² for finite want; inf if a value of got is not finite.
-
-    `clrope.compare` without what only a person wants to know, which takes most of its time.
-    """
-    with np.errstate(invalid="ignore", over="ignore"):
-        difference = got.astype(np.float64) - want
-        error, power = float(np.dot(difference, difference)), float(np.dot(want, want))
-    if not math.isfinite(error):
-        return math.inf
-    return error / power if power else (0.0 if error == 0 else math.inf)
-
-
-def digest_of(arrays: Sequence[npt.NDArray[Any]]) -> str:
-    """Return 16 hexadecimal digits of the arrays' bytes in C order, with every NaN made the same first."""
-    total = hashlib.sha256()
-    for array in arrays:
-        dense = np.array(array, order="C")
-        with np.errstate(invalid="ignore"):  # a signalling NaN among bfloat16s
-            dense[np.isnan(dense)] = np.nan
-        total.update(dense.view(np.uint8).data)
-    return total.hexdigest()[:16]
-
-
-def limit_for(dtype: str, elements: int) -> float:
-    """Return the largest NMSE allowed for a result of so many elements."""
-    return (LIMITS if elements >= FEW else LIMITS_FEW)[dtype]
-
-
 class Trial(Protocol):
     """A case with its inputs and its reference, ready for devices."""
 
@@ -90,7 +50,7 @@ class Trial(Protocol):
         """Digest of the bits that are right, from the kernels' arithmetic repeated in NumPy; '' if there are none."""
 
     def run(self, device: DeviceInfo) -> Outcome:
-        """Run on a device and judge."""
+        """Run on a device and check the result."""
 
 
 class SuiteCase(Protocol):

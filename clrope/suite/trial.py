@@ -1,4 +1,4 @@
-"""A `Case` with its inputs: run on a device with a poisoned output, judged by the float64 reference."""
+"""A `Case` with its inputs: run on a device with a poisoned output, compared with the float64 reference."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import numpy.typing as npt
 from .. import reference
 from ..config import RopeConfig
 from ..emulation import emulate_rope
+from ..testing import digest_of, limit_for, nmse
 from .case import Case
 from .memory import Memory
-from .outcome import Outcome, digest_of, limit_for, nmse_of
+from .outcome import Outcome
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
@@ -90,7 +91,7 @@ class CallTrial:
             # For the next device.
             if not untouched:
                 self.x.restore()
-        return self.judge(got, trouble)
+        return self.check(got, trouble)
 
     def _call(self, device: DeviceInfo) -> tuple[list[npt.NDArray[Any]], list[str]]:
         from ..api import rope
@@ -113,12 +114,12 @@ class CallTrial:
             trouble.append(f"{changed} elements of the input changed")
         return got, trouble
 
-    def judge(self, got: list[npt.NDArray[Any]], trouble: list[str]) -> Outcome:
+    def check(self, got: list[npt.NDArray[Any]], trouble: list[str]) -> Outcome:
         """Compare a result with the reference."""
-        nmse = nmse_of(flat(got), self.want)
-        if not nmse <= self.limit:
+        error = nmse(flat(got), self.want)
+        if not error <= self.limit:
             trouble = [f"limit {self.limit:.0e}", *trouble]
-        return Outcome("fail" if trouble else "ok", nmse, self.limit, digest_of(got), "; ".join(trouble))
+        return Outcome("fail" if trouble else "ok", error, self.limit, digest_of(got), "; ".join(trouble))
 
 
 def flat(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:

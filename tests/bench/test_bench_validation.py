@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 import clrope
-from clrope.benchmark.buffers import POISON, DeviceSets, HostSets, make_inputs
+from clrope.benchmark.buffers import DeviceSets, HostSets, make_inputs
 from clrope.benchmark.ceilings import Ceilings, host_copy, spellings
 from clrope.benchmark.contender import WrongResultError
 from clrope.benchmark.runner import open_bench
 from clrope.benchmark.validation import Judge
 from clrope.benchmark.workloads import select
 from clrope.emulation import emulate_rope
+from clrope.testing import POISON
 
 
 def tiny(name):

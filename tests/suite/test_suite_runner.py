@@ -16,9 +16,10 @@ from clrope import DeviceError, DeviceInfo
 from clrope.device.info import Health, absent
 from clrope.suite import ggml_live, parse_case, runner, verify
 from clrope.suite.grids.types import TypeLine
-from clrope.suite.outcome import Outcome, digest_of, limit_for, nmse_of, nmse_text
+from clrope.suite.outcome import Outcome, nmse_text
 from clrope.suite.runner import Report
 from clrope.suite.trial import CallTrial, CaseLine
+from clrope.testing import digest_of, limit_for, nmse
 
 LINE = "ROPE(type=f32,ne_a=[128,40,2,1],n_dims=128,mode=0,n_ctx=512,fs=1.000000,ef=0.000000,af=1.000000,ff=0,v=0)"
 PARTIAL = LINE.replace("[128,40,2,1]", "[80,32,2,1]").replace("n_dims=128,mode=0", "n_dims=20,mode=2")
@@ -312,12 +313,12 @@ def test_nmse_is_that_of_compare(rng: np.random.Generator) -> None:
     want = rng.uniform(-1, 1, 1000)
     for kind in ("f2", "f4", "f8"):
         got = (want * 1.25).astype(kind)
-        assert nmse_of(got, want) == pytest.approx(clrope.compare(got, want).nmse)
+        assert nmse(got, want) == pytest.approx(clrope.compare(got, want).nmse)
         for value in (np.nan, np.inf):
             got[7] = value
-            assert nmse_of(got, want) == np.inf
-    assert nmse_of(np.zeros(2), np.zeros(2)) == 0
-    assert nmse_of(np.ones(2), np.zeros(2)) == np.inf
+            assert nmse(got, want) == np.inf
+    assert nmse(np.zeros(2), np.zeros(2)) == 0
+    assert nmse(np.ones(2), np.zeros(2)) == np.inf
 
 
 def test_verdicts_in_words() -> None:

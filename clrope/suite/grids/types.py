@@ -19,8 +19,8 @@ import numpy.typing as npt
 from ...config import RopeConfig
 from ...emulation import emulate_rope
 from ...layout import DTYPES
-from ..memory import GUARD
-from ..outcome import Outcome, digest_of
+from ...testing import bits, changed_outside, differing, digest_of, guarded
+from ..outcome import Outcome
 from ..registry import suite
 from ..trial import generator
 
@@ -117,31 +117,26 @@ class TypeTrial:
 
         if self.line.kind == "f64" and not device.fp64:
             return Outcome("skip", detail="the device has no fp64")
-        words = np.dtype(f"u{self.x.itemsize}")
-        parent = np.empty(self.x.size + 2 * GUARD, words)
-        parent[...] = np.iinfo(words).max // 3
-        before = parent.copy()
-        got = parent.view(self.x.dtype)[GUARD:-GUARD].reshape(self.x.shape)
+        memory, got = guarded(self.x.shape, self.x.dtype)
+        before = memory.copy()
         x = self.x.copy()
         if self.line.inplace:
             got[...] = x
             x = got
         rope(x, self.positions, self.config, out=got, device=device)
         trouble = []
-        differs = got.view(words) != self.want.view(words)
-        both_nan = np.isnan(got) & np.isnan(self.want)
+        differs = differing(got, self.want)
         # Of a NaN that was copied every bit counts; which NaN arithmetic makes is left open by IEEE 754.
-        both_nan[..., self.rotated :] = False
-        differs &= ~both_nan
+        differs[..., self.rotated :] = (bits(got) != bits(self.want))[..., self.rotated :]
         if differs.any():
             at = tuple(int(i) for i in np.argwhere(differs)[0])
             trouble.append(
                 f"{int(differs.sum())} of {got.size} values differ, first at {list(at)}: "
-                f"got {int(got.view(words)[at]):#x}, want {int(self.want.view(words)[at]):#x}"
+                f"got {int(bits(got)[at]):#x}, want {int(bits(self.want)[at]):#x}"
             )
-        if (parent[:GUARD] != before[:GUARD]).any() or (parent[-GUARD:] != before[-GUARD:]).any():
+        if changed_outside(memory, before, [got]).any():
             trouble.append("elements outside the output changed")
-        if not self.line.inplace and (x.view(words) != self.x.view(words)).any():
+        if not self.line.inplace and (bits(x) != bits(self.x)).any():
             trouble.append("elements of the input changed")
         return Outcome("fail" if trouble else "ok", digest=digest_of([got]), detail="; ".join(trouble))
 

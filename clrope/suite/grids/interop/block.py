@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ....testing import GUARD, NAN_POISON, changed_outside, poisoned
+
 Array = npt.NDArray[Any]
-#: Every byte of memory that holds no input; as floating-point numbers of any type this is NaN.
-POISON = 0xFF
 
 
 class Block:
@@ -25,9 +25,10 @@ class Block:
     @classmethod
     def of(cls, array: Array) -> Block:
         """Return a copy of an array between guards."""
-        guard, item = 64, array.dtype.itemsize
+        item = array.dtype.itemsize
+        guard = GUARD * item
         steps = [item * math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim)]
-        made = cls(np.full(array.nbytes + 2 * guard, POISON, np.uint8), array.shape, array.dtype, tuple(steps), guard)
+        made = cls(poisoned(array.nbytes + 2 * guard, byte=NAN_POISON), array.shape, array.dtype, tuple(steps), guard)
         made.view[...] = array
         return made
 
@@ -41,7 +42,7 @@ class Block:
         for axis in reversed(order):
             steps[axis], length = length, length * (shape[axis] + pads[axis])
         offset = sum(pad * step for pad, step in zip(pads, steps, strict=True))
-        return cls(np.full(length, POISON, np.uint8), shape, dtype, tuple(steps), offset)
+        return cls(poisoned(length, byte=NAN_POISON), shape, dtype, tuple(steps), offset)
 
     def copy(self) -> Block:
         """Return the same on memory of its own."""
@@ -49,8 +50,7 @@ class Block:
 
     def changed(self, before: Block, *, around: bool = False) -> int:
         """Return how many bytes are not what they were; around: but for those of the view."""
-        if around:
-            before = before.copy()
-            words = f"u{self.view.itemsize}"
-            before.view.view(words)[...] = self.view.view(words)
-        return int(np.count_nonzero(self.memory != before.memory))
+        # With an axis of bytes behind the others, as the memory has.
+        shape, strides = (*self.view.shape, self.view.itemsize), (*self.view.strides, 1)
+        views = [np.ndarray(shape, np.uint8, self.memory, self.offset, strides)] if around else []
+        return int(np.count_nonzero(changed_outside(self.memory, before.memory, views)))

@@ -1,4 +1,4 @@
-"""A line of the suite: what is called, drawn from the seed, run on a poisoned output, judged by formulas and by bits.
+"""A line of the suite: what is called, drawn from the seed, run on a poisoned output, compared with formulas and bits.
 
 `Call` is what a peer's file provides; `Line` and `CallTrial` make of it what the runner of suites takes.
 """
@@ -17,17 +17,14 @@ import numpy.typing as npt
 from .... import arrays
 from ....compare import compare
 from ....layout import DTYPES
-from ...outcome import Outcome, digest_of, limit_for
+from ....testing import NAN_POISON, digest_of, limit_for
+from ...outcome import Outcome
 from ...trial import generator
 
 if TYPE_CHECKING:
     from ....device import DeviceInfo
 
 Array = npt.NDArray[Any]
-
-#: Below this many elements nothing averages out: each may be rounded by half a unit of its last place.
-FEW = 512
-WORST = {"f16": 2.0**-22, "bf16": 2.0**-16, "f32": 0.0, "f64": 0.0}
 
 
 class Call(Protocol):
@@ -52,11 +49,6 @@ def missing(package: str) -> str:
     if not package or importlib.util.find_spec(package) is not None:
         return ""
     return f"the package {package} is not installed (pip install {package})"
-
-
-def limit_of(kind: str, elements: int) -> float:
-    """Return the largest NMSE allowed: the suites' limits, and for a handful of elements the worst of roundings."""
-    return max(limit_for(kind, elements), WORST[kind] if elements < FEW else 0.0)
 
 
 @dataclass(frozen=True)
@@ -85,10 +77,10 @@ class CallTrial:
         self.want = call.want()
         bits = call.right_bits()
         self.digest = "" if bits is None else digest_of([bits])
-        self.limit = limit_of(line.kind, self.want.size)
+        self.limit = limit_for(line.kind, self.want.size, rounding=True)
 
     def run(self, device: DeviceInfo) -> Outcome:
-        """Run on the device and judge."""
+        """Run on the device and check the result."""
         if missing(self.line.needs):
             return Outcome("skip", detail=missing(self.line.needs))
         if self.line.kind == "f64" and not device.fp64:
@@ -116,7 +108,7 @@ def poisoned_results() -> Iterator[None]:
 
     def filled(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         made: Array = real(shape, dtype)
-        made.view(np.uint8)[...] = 0xFF
+        made.view(np.uint8)[...] = NAN_POISON
         return made
 
     names["empty"] = filled
