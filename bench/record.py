@@ -9,7 +9,7 @@ from pathlib import Path
 from tools.store import keep
 
 import clrope
-from clrope.benchmark.runner import Options, run
+from clrope.benchmark.measure import Options, run
 from clrope.benchmark.workloads import Workload, select
 
 RESULTS = Path(__file__).parent / "results"

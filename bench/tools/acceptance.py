@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from clrope.benchmark.report import Table, number
-from clrope.benchmark.results import CALL_COMPARISONS, Record, records
+from clrope.benchmark.results import CALL_COMPARISONS, WorkloadRecord, records
 from clrope.benchmark.samples import middle
 
 #: Sizes from here on have to cost in proportion to their bytes.
@@ -118,7 +118,7 @@ def _check(results: Sequence[dict[str, Any]]) -> list[Row]:
             for place, text in (("out", "out of place"), ("in", "in place")):
                 chosen = [r for r in forward if (r.family, r.place) == (family, place)]
                 rows.append(_row(f"{label}, {text}, of the ceiling", device, 0.9, _ceilings(chosen, device)))
-            # What a part of each row allows stands beside what as many bytes in a row would.
+            # What a part of each row allows is told next to what as many bytes in a row would.
             rows.append(
                 _row(f"{label}, in place, of scaling the same parts", device, 0.9, _ceilings(chosen, device, "windows"))
             )
@@ -165,10 +165,10 @@ def _row(claim: str, device: str, limit: float, found: Iterable[_Found], *, most
 
 
 def _found(
-    chosen: Iterable[Record],
-    value: Callable[[Record, str], float | None],
-    bound: Callable[[Record], float | None] = lambda record: None,
-    error: Callable[[Record], float | None] = lambda record: None,
+    chosen: Iterable[WorkloadRecord],
+    value: Callable[[WorkloadRecord, str], float | None],
+    bound: Callable[[WorkloadRecord], float | None] = lambda record: None,
+    error: Callable[[WorkloadRecord], float | None] = lambda record: None,
 ) -> list[_Found]:
     """Return the value of each workload by medians and by minima, where there is one.
 
@@ -183,8 +183,8 @@ def _found(
     return [middle(same, lambda found: found.value) for same in out.values()]
 
 
-def _ceilings(chosen: Iterable[Record], device: str, name: str | None = None) -> list[_Found]:
-    def bound(record: Record) -> float | None:
+def _ceilings(chosen: Iterable[WorkloadRecord], device: str, name: str | None = None) -> list[_Found]:
+    def bound(record: WorkloadRecord) -> float | None:
         return record.windows_of_ceiling(device) if name is None else None
 
     return _found(
@@ -195,7 +195,7 @@ def _ceilings(chosen: Iterable[Record], device: str, name: str | None = None) ->
     )
 
 
-def _against_peers(plain: Sequence[Record], devices: Sequence[str]) -> list[Row]:
+def _against_peers(plain: Sequence[WorkloadRecord], devices: Sequence[str]) -> list[Row]:
     rows = []
     for peer, dtype, modes, limit in PEER_TARGETS:
         worst: tuple[_Found, str] | None = None
@@ -211,7 +211,7 @@ def _against_peers(plain: Sequence[Record], devices: Sequence[str]) -> list[Row]
     return rows
 
 
-def _against(chosen: Iterable[Record], peer: str, device: str) -> list[_Found]:
+def _against(chosen: Iterable[WorkloadRecord], peer: str, device: str) -> list[_Found]:
     return _found(
         chosen,
         lambda record, statistic: record.against(peer, device, statistic),
@@ -219,7 +219,7 @@ def _against(chosen: Iterable[Record], peer: str, device: str) -> list[_Found]:
     )
 
 
-def _launches(decode: Iterable[Record], device: str) -> list[_Found]:
+def _launches(decode: Iterable[WorkloadRecord], device: str) -> list[_Found]:
     return _found(
         decode,
         lambda record, statistic: record.launches(device, statistic),
@@ -227,15 +227,15 @@ def _launches(decode: Iterable[Record], device: str) -> list[_Found]:
     )
 
 
-def _hosts(chosen: Iterable[Record], device: str, name: str) -> list[_Found]:
+def _hosts(chosen: Iterable[WorkloadRecord], device: str, name: str) -> list[_Found]:
     return _found(chosen, lambda record, statistic: record.of_arrays(device, name, statistic))
 
 
-def _copies(chosen: Iterable[Record], device: str) -> list[_Found]:
+def _copies(chosen: Iterable[WorkloadRecord], device: str) -> list[_Found]:
     return _found(chosen, lambda record, statistic: record.of_copies(device, statistic))
 
 
-def _calls(known: Sequence[Record], device: str, name: str, limit: float, on_pocl: float, unit: str) -> Row:
+def _calls(known: Sequence[WorkloadRecord], device: str, name: str, limit: float, on_pocl: float, unit: str) -> Row:
     (comparison,) = (c for c in CALL_COMPARISONS if c.name == name)
     found = _found(
         [r for r in known if r.calls], lambda record, statistic: record.compared(comparison, device, statistic)
@@ -264,14 +264,14 @@ def _processes(results: Iterable[dict[str, Any]]) -> list[Row]:
     return rows
 
 
-def _linear(sizes: Sequence[Record], device: str) -> Row:
+def _linear(sizes: Sequence[WorkloadRecord], device: str) -> Row:
     sizes = [r for r in sizes if r.workload["tensor_bytes"] >= LINEAR_FROM]
 
-    def off(taken: Callable[[Record], float | None]) -> tuple[float, str] | None:
+    def off(taken: Callable[[WorkloadRecord], float | None]) -> tuple[float, str] | None:
         times = [(float(record.workload["tensor_bytes"]), taken(record), record.name) for record in sizes]
         return off_line([(size, time, name) for size, time, name in times if time is not None])
 
-    def in_copies(record: Record, statistic: str) -> float | None:
+    def in_copies(record: WorkloadRecord, statistic: str) -> float | None:
         share = record.of_ceiling(device, statistic)
         return record.workload["bytes_moved"] / share if share else None
 

@@ -10,7 +10,7 @@ from typing import Any
 from clrope.benchmark.figure import GROUPS
 from clrope.benchmark.peers import NAMES
 from clrope.benchmark.report import Table, number
-from clrope.benchmark.results import Record, records
+from clrope.benchmark.results import WorkloadRecord, records
 from clrope.benchmark.samples import middle
 
 from .acceptance import by_machine, check, machine_section
@@ -47,7 +47,7 @@ def _replaced(file: Path, name: str, table: str) -> str:
 
 def speed_table(results: Sequence[dict[str, Any]]) -> Table:
     """Return GB/s of prefill out of place by type and pairing, the share of the best copy, and the best peer."""
-    chosen: dict[tuple[str, str], list[Record]] = {}
+    chosen: dict[tuple[str, str], list[WorkloadRecord]] = {}
     for record in records(results):
         if (record.family, record.place, record.direction) == ("prefill", "out", "forward"):
             chosen.setdefault((record.dtype, record.mode), []).append(record)
@@ -72,5 +72,5 @@ def speed_table(results: Sequence[dict[str, Any]]) -> Table:
     return Table("", columns, tuple(rows))
 
 
-def _share(device: str, record: Record) -> float:
+def _share(device: str, record: WorkloadRecord) -> float:
     return record.of_ceiling(device) or 0.0

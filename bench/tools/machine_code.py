@@ -61,9 +61,9 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop, without the loops in it: how many instructions, how many of them with vectors, how many fetch ahead.
+    """A loop, without the loops in it: how many instructions, how many of them with vectors, how many prefetch.
 
-    stored: bytes that its vector stores write; past_cache: those of them that do not go through the cache. Branches
+    stored: bytes that its vector stores write; non_temporal: those of them that do not go through the cache. Branches
     count whether they are taken or not.
     """
 
@@ -72,17 +72,17 @@ class Loop:
     vectors: int
     prefetches: int
     stored: int
-    past_cache: int
+    non_temporal: int
 
     def __str__(self) -> str:
         return (
-            f"{self.instructions:4d} instructions, {self.vectors:3d} with vectors, {self.prefetches:2d} fetch ahead, "
-            f"{self.stored:4d} bytes stored, {self.past_cache:4d} past the cache, in {self.function}"
+            f"{self.instructions:4d} instructions, {self.vectors:3d} with vectors, {self.prefetches:2d} prefetch, "
+            f"{self.stored:4d} bytes stored, {self.non_temporal:4d} non-temporal, in {self.function}"
         )
 
 
 def elf_files(blob: bytes) -> list[bytes]:
-    """Return the ELF files that lie in a program's binary, as drivers wrap them."""
+    """Return the ELF files in a program's binary, as drivers wrap them."""
     out = []
     for found in re.finditer(re.escape(_ELF), blob):
         at = found.start()
@@ -97,7 +97,7 @@ def elf_files(blob: bytes) -> list[bytes]:
 
 
 def loops(listing: str) -> list[Loop]:
-    """Return the loops of what objdump printed that store vectors or fetch ahead, the one that stores most first.
+    """Return the loops of what objdump printed that store vectors or prefetch, the one that stores most first.
 
     Of those alike in that only the shortest: PoCL compiles a kernel several times, and compilers put parts of a loop
     that are seldom reached far behind it, from where jumps back look like loops around others.
@@ -113,14 +113,14 @@ def loops(listing: str) -> list[Loop]:
                 if first <= i.address <= last and not any(a <= i.address <= b for a, b in within)
             ]  # fmt: skip
             stored = sum(i.stored_bytes for i in body)
-            past_cache = sum(i.stored_bytes for i in body if "movnt" in i.name)
+            non_temporal = sum(i.stored_bytes for i in body if "movnt" in i.name)
             prefetches = sum(i.name.startswith("prefetch") for i in body)
             vectors = sum(bool(i.vector_bytes) for i in body)
-            made = Loop(function, len(body), vectors, prefetches, stored, past_cache)
-            alike = (vectors, prefetches, stored, past_cache)
+            made = Loop(function, len(body), vectors, prefetches, stored, non_temporal)
+            alike = (vectors, prefetches, stored, non_temporal)
             if (stored or prefetches) and (alike not in out or len(body) < out[alike].instructions):
                 out[alike] = made
-    return sorted(out.values(), key=lambda loop: (-loop.past_cache, -loop.stored, loop.instructions))
+    return sorted(out.values(), key=lambda loop: (-loop.non_temporal, -loop.stored, loop.instructions))
 
 
 def _functions(listing: str) -> Iterator[tuple[str, list[Instruction]]]:
@@ -158,9 +158,9 @@ def disassemble(blob: bytes) -> str:
 
 
 def kernel_code(workload: Workload, device: DeviceInfo, variant: Variant | None = None) -> tuple[str, Sequence[Any]]:
-    """Return (listing of the first launch's program, the spellings of all launches) of a workload that has been run.
+    """Return (listing of the first launch's program, the variants of all launches) of a workload that has been run.
 
-    variant: the spelling to use; the chooser's, if None. Raises `ConfigError` without objdump, `DeviceError` for a
+    variant: the variant to use; the chosen one, if None. Raises `ConfigError` without objdump, `DeviceError` for a
     device that is no CPU.
     """
     import pyopencl as cl

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clrope.benchmark.peers import NAMES
-from clrope.benchmark.results import DEVICE_SCHEMA, Record, of_device, read_all, records
+from clrope.benchmark.results import DEVICE_SCHEMA, WorkloadRecord, of_device, read_all, records
 from clrope.benchmark.samples import middle
 
 
@@ -57,7 +57,7 @@ def write_device(where: Path, label: str, results: Sequence[dict[str, Any]]) -> 
 def summary(label: str, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the figures of one device, a line a workload (of repeats the middle one): µs, shares of its ceiling."""
     last = max(results, key=lambda r: str(r["started"]))
-    repeats: dict[str, list[Record]] = {}
+    repeats: dict[str, list[WorkloadRecord]] = {}
     for record in records(results):
         repeats.setdefault(record.name, []).append(record)
     return {
@@ -71,16 +71,16 @@ def summary(label: str, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _middle(repeats: Sequence[Record], label: str) -> Record:
+def _middle(repeats: Sequence[WorkloadRecord], label: str) -> WorkloadRecord:
     """Return of several measurements of a workload the one whose share of the ceiling is the median."""
     return middle(repeats, lambda record: record.of_ceiling(label) or 0.0)
 
 
-def _figures(record: Record, label: str) -> dict[str, Any]:
+def _figures(record: WorkloadRecord, label: str) -> dict[str, Any]:
     out: dict[str, Any] = {"name": record.name, "started": record.result["started"], "load": record.workload["load"]}
     if record.calls:
         timed = [e for e in record.workload["entries"] if e["status"] == "ok"]
-        times = {f"{e['name']} {e.get('spelling', '')}".strip(): _short(record.time(e) / 1e3) for e in timed}
+        times = {f"{e['name']} {e.get('variant', '')}".strip(): _short(record.time(e) / 1e3) for e in timed}
         return out | {"us": times}
     own = record.entries("clrope", device=label)
     top = record.ceiling(label)
@@ -90,7 +90,7 @@ def _figures(record: Record, label: str) -> dict[str, Any]:
         "gb_per_s": _short(record.rate(label)),
         "of_ceiling": _short(record.of_ceiling(label)),
         "error": _short(record.error_of_ceiling(label)),
-        "ceiling": None if top is None else top.get("spelling") or top["name"],
+        "ceiling": None if top is None else top.get("variant") or top["name"],
         "raw_launches": _short(record.launches(label)),
         "times_faster_than": against or None,
     }

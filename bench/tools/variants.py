@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clrope.benchmark.buffers import DeviceSets, make_inputs
-from clrope.benchmark.contender import Contender, WrongResultError, rounds, warm_up
-from clrope.benchmark.runner import open_bench
+from clrope.benchmark.entry import BenchmarkEntry, WrongResultError, calibrate, rounds
+from clrope.benchmark.measure import open_bench
 from clrope.benchmark.samples import error_of_median
 from clrope.benchmark.subject import on_device
-from clrope.benchmark.validation import Judge
+from clrope.benchmark.validation import ResultCheck
 from clrope.benchmark.workloads import Workload
 from clrope.errors import ConfigError
 from clrope.program.build import kernels_from
@@ -35,7 +35,7 @@ class Compared:
     """One line: what ran, GB/s by the median and at best, the share of the best ceiling and of the chosen variant.
 
     Both shares are medians of those within each round; error: the standard error of the latter, None of few rounds.
-    chosen: it is what the chooser takes.
+    chosen: it is the chosen one.
     """
 
     name: str
@@ -78,52 +78,52 @@ def compare_variants(
         raise ConfigError("variants: got a choice that no candidate meets")
     bench = open_bench(device, "device")
     inputs = make_inputs(workload, seed)
-    judge = Judge(inputs, seed)
+    validate = ResultCheck(inputs, seed)
     sets = DeviceSets(bench.profiled, device, inputs)
-    ours: dict[str, Contender] = {}  # the chosen one first
+    ours: dict[str, BenchmarkEntry] = {}  # the chosen one first
     for variant, text in itertools.product((None, *some), (None, *folders)):
         with kernels_from(text):
-            made = on_device(sets, bench.profiled, judge, "device", variant)
+            made = on_device(sets, bench.profiled, validate, "device", variant)
         name = " + ".join(str(Variant.from_dict(d)) for d in made.details["variants"])
         name += f" from {text}" if text else ""
         if name not in ours:
             made.nmse = made.check()
             ours[name] = made
-    ceilings, _ = bench.ceilings.contenders(sets)
-    contenders = [*ours.values(), *ceilings]
-    for made in contenders:
-        made.rota = sets.rota
-        warm_up(made, calls)
+    ceilings, _ = bench.ceilings.entries(sets)
+    entries = [*ours.values(), *ceilings]
+    for made in entries:
+        made.cursor = sets.cursor
+        calibrate(made, calls)
     if not ceilings:
         raise WrongResultError("no ceiling could be measured")
     if quick:
-        rounds(ceilings, QUICK_ROUNDS, seed, lead_in=False)
+        rounds(ceilings, QUICK_ROUNDS, seed, warm_up=False)
         ceilings = sorted(ceilings, key=lambda c: -_rate(c, 50))[:2]
         for made in ceilings:
             made.forget()
-    rounds([*ours.values(), *ceilings], count, seed, lead_in=not quick)
+    rounds([*ours.values(), *ceilings], count, seed, warm_up=not quick)
     top = max(ceilings, key=lambda c: _rate(c, 50))
     first = next(iter(ours.values()))
 
-    def line(name: str, c: Contender) -> Compared:
+    def line(name: str, c: BenchmarkEntry) -> Compared:
         of_chosen = _of(c, first)
         return Compared(
             name, _rate(c, 50), _rate(c, 0), float(np.median(_of(c, top))), float(np.median(of_chosen)),
             error_of_median(of_chosen), chosen=c is first,
         )  # fmt: skip
 
-    lines = [line(name, c) for name, c in ours.items()] + [line(f"= {c.spelling or c.name}", c) for c in ceilings]
+    lines = [line(name, c) for name, c in ours.items()] + [line(f"= {c.variant or c.name}", c) for c in ceilings]
     return sorted(lines, key=lambda line: -line.rate)
 
 
-def _rate(contender: Contender, percentile: int) -> float:
-    return contender.bytes / float(np.percentile(contender.wall, percentile))
+def _rate(entry: BenchmarkEntry, percentile: int) -> float:
+    return entry.bytes / float(np.percentile(entry.wall, percentile))
 
 
-def _of(contender: Contender, top: Contender) -> list[float]:
+def _of(entry: BenchmarkEntry, top: BenchmarkEntry) -> list[float]:
     """Return the rate as a share of another's in each round: everybody was in all of them."""
-    turns = [found.turns if (found := c.stats("wall")) else () for c in (top, contender)]
-    return [contender.bytes * above / (top.bytes * own) for above, own in zip(*turns, strict=True)]
+    turns = [found.turns if (found := c.stats("wall")) else () for c in (top, entry)]
+    return [entry.bytes * above / (top.bytes * own) for above, own in zip(*turns, strict=True)]
 
 
 def words_filter(words: Sequence[str]) -> Callable[[Variant], bool]:

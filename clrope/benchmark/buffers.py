@@ -1,6 +1,6 @@
 """Sets of input and output memory, so many that by the time one comes again it is no longer in any cache.
 
-All tensors of a set lie in one block, one behind the other: ceilings copy the block, rotations use the tensors.
+All tensors of a set are in one block, one after the other: ceilings copy the block, rotations use the tensors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..device.cache import host_cache_bytes, largest_cache, sets_beyond
 from ..layout import DTYPES
 from ..testing import POISON, poisoned
-from .contender import Rota
+from .entry import SetCursor
 from .workloads import LINE, Workload
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class HostSets:
         workload = inputs.workload
         self.inputs = inputs
         self.count = sets_needed(workload, host_cache_bytes())
-        self.rota = Rota()
+        self.cursor = SetCursor()
         self.x_blocks = [aligned(inputs.block.size) for _ in range(self.count)]
         self.y_blocks = self.x_blocks if workload.in_place else [aligned(inputs.block.size) for _ in range(self.count)]
         self.x = [tensors_of(workload, block) for block in self.x_blocks]
@@ -120,7 +120,7 @@ class DeviceSets:
         workload = inputs.workload
         self.queue, self.inputs = queue, inputs
         self.count = sets_needed(workload, largest_cache(device))
-        self.rota = Rota()
+        self.cursor = SetCursor()
         size = block_bytes(workload)
 
         def buffers() -> list[Any]:

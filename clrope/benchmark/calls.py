@@ -23,9 +23,9 @@ from ..operation import Rope
 from ..program.build import build
 from ..testing import PEER_LIMITS, poisoned
 from .buffers import DeviceSets
-from .contender import Contender, Kind, Refused, WrongResultError
-from .peers import Peer, Prepared, Task
-from .validation import Judge
+from .entry import BenchmarkEntry, Kind, Refused, WrongResultError
+from .peers import BenchmarkPeer, Prepared, Task
+from .validation import ResultCheck
 from .workloads import Workload
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _entry(
     *,
     unmoved: bool = False,
     details: str = "",
-) -> Contender:
+) -> BenchmarkEntry:
     """Return an entry that does a whole step at every call. unmoved: it stays at `FIRST_POSITION`."""
 
     def call(_: int) -> None:
@@ -103,14 +103,14 @@ def _entry(
         return step.check(read(run(position)), position)
 
     moved = step.workload.layers * step.workload.bytes_moved
-    return Contender(kind, name, call, check, 1, moved, device, details, least_warm_up=WARM_UP_STEPS)
+    return BenchmarkEntry(kind, name, call, check, 1, moved, device, details, least_warm_up=WARM_UP_STEPS)
 
 
 def _flat(results: Sequence[Sequence[Any]]) -> list[Array]:
     return [np.asarray(y) for layer in results for y in layer]
 
 
-def host_entries(step: Step, device: DeviceInfo, label: str) -> list[Contender]:
+def host_entries(step: Step, device: DeviceInfo, label: str) -> list[BenchmarkEntry]:
     """Return one-shot calls and plans on NumPy arrays."""
     config = step.workload.config
     layers = [(q, k) for q, k in step.x]
@@ -141,7 +141,7 @@ def host_entries(step: Step, device: DeviceInfo, label: str) -> list[Contender]:
     ]
 
 
-def torch_entry(step: Step, device: DeviceInfo, label: str) -> Contender | Refused:
+def torch_entry(step: Step, device: DeviceInfo, label: str) -> BenchmarkEntry | Refused:
     """Return one-shot calls on torch tensors."""
     try:
         torch: Any = importlib.import_module("torch")
@@ -156,7 +156,7 @@ def torch_entry(step: Step, device: DeviceInfo, label: str) -> Contender | Refus
     return _entry("clrope", "rope torch", step, one_shot, _flat, label)
 
 
-def array_entries(step: Step, queue: pyopencl.CommandQueue, label: str) -> list[Contender]:
+def array_entries(step: Step, queue: pyopencl.CommandQueue, label: str) -> list[BenchmarkEntry]:
     """Return one-shot calls and plans on OpenCL arrays: a step of one-shot calls waits once, plans after each call."""
     import pyopencl.array as cla
 
@@ -195,7 +195,7 @@ def array_entries(step: Step, queue: pyopencl.CommandQueue, label: str) -> list[
     ]
 
 
-def raw_entries(step: Step, device: DeviceInfo, queue: pyopencl.CommandQueue, label: str) -> list[Contender]:
+def raw_entries(step: Step, device: DeviceInfo, queue: pyopencl.CommandQueue, label: str) -> list[BenchmarkEntry]:
     """Return launches of a kernel with everything bound before, each waited for, in one work-item and in several."""
     import pyopencl as cl
     import pyopencl.array as cla
@@ -212,7 +212,7 @@ def raw_entries(step: Step, device: DeviceInfo, queue: pyopencl.CommandQueue, la
     layers = [tuple(cla.to_device(queue, x) for x in layer) for layer in step.x]
     outputs = [tuple(cla.empty_like(x) for x in layer) for layer in layers]
 
-    def entry(items: int) -> Contender:
+    def entry(items: int) -> BenchmarkEntry:
         kernels = []
         for (q, k), (q_out, k_out) in zip(layers, outputs, strict=True):
             kernel = cl.Kernel(program, "rotate_heads")
@@ -237,7 +237,7 @@ def raw_entries(step: Step, device: DeviceInfo, queue: pyopencl.CommandQueue, la
     return [entry(items) for items in ((1, 2) if device.kind == "cpu" else (heads,))]
 
 
-def peer_entries(peer: Peer, step: Step, threads: int) -> list[tuple[Contender, Prepared]] | Refused:
+def peer_entries(peer: BenchmarkPeer, step: Step, threads: int) -> list[tuple[BenchmarkEntry, Prepared]] | Refused:
     """Return a peer's ways to do the same step, if its file says how."""
     prepare: Callable[[Task], list[Prepared] | Refused] | None = getattr(peer, "prepare_step", None)
     if prepare is None:
@@ -252,11 +252,11 @@ def peer_entries(peer: Peer, step: Step, threads: int) -> list[tuple[Contender, 
     if isinstance(made, Refused):
         return made
     return [
-        (_entry("peer", peer.name + p.suffix, step, p.call, p.read or _flat, details=p.spelling), p) for p in made
+        (_entry("peer", peer.name + p.suffix, step, p.call, p.read or _flat, details=p.variant), p) for p in made
     ]  # fmt: skip
 
 
-def new_result_entries(sets: DeviceSets, judge: Judge, label: str) -> list[Contender]:
+def new_result_entries(sets: DeviceSets, validate: ResultCheck, label: str) -> list[BenchmarkEntry]:
     """Return `op(x, positions)` on OpenCL arrays with a new array for the result, and with one that is given."""
     workload, queue = sets.inputs.workload, sets.queue
     op, positions = Rope(workload.config, queue), workload.position_array()
@@ -272,14 +272,14 @@ def new_result_entries(sets: DeviceSets, judge: Judge, label: str) -> list[Conte
         queue.finish()
         return result
 
-    def entry(name: str, run: Callable[[], Any]) -> Contender:
+    def entry(name: str, run: Callable[[], Any]) -> BenchmarkEntry:
         def call(_: int) -> None:
             run()
 
         def check() -> float:
-            return judge([run().get(queue)])
+            return validate([run().get(queue)])
 
-        return Contender(
+        return BenchmarkEntry(
             "clrope", name, call, check, 1, workload.bytes_moved, label, least_warm_up=WARM_UP_STEPS
         )  # fmt: skip
 

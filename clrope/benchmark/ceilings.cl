@@ -2,7 +2,7 @@
 //
 // W: words of 32 bits in a vector. VECTORS: read and write by pointers to vectors instead of vload and vstore.
 // STREAM: there are non-temporal stores. ROW, WINDOW: words of a row, and those of them that are scaled.
-// A work-item moves `each` vectors that lie one behind the other, at most up to `vectors`.
+// A work-item moves `each` vectors one behind the other, at most up to `vectors`.
 
 #define PASTE_(a, b) a##b
 #define PASTE(a, b) PASTE_(a, b)

@@ -1,7 +1,7 @@
 """How fast a device moves bytes, and how fast it does nothing: what the rotation is measured against.
 
 Every kind (the driver's copy, a copy kernel, one with non-temporal stores, scaling in place) is tried in several
-spellings on the very buffers of the workload; the best few of each are then timed in turn with the rotation.
+variants on the very buffers of the workload; the best few of each are then timed interleaved with the rotation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..errors import BuildError
 from ..program.build import build
 from ..testing import POISON, count_differing
 from .buffers import Bytes, DeviceSets
-from .contender import Contender, WrongResultError, failure
+from .entry import BenchmarkEntry, WrongResultError, failure
 from .workloads import Workload
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ TRIES = 4
 
 
 @dataclass(frozen=True)
-class Spelling:
+class CeilingVariant:
     """How a kernel is written: words per vector, access, bytes per work-item (0: one vector), work-group size."""
 
     name: Name
@@ -60,12 +60,14 @@ class Spelling:
         return (f"-DW={self.width}", *(("-DVECTORS",) if self.access == "vector" else ()), *stream)
 
 
-def spellings(name: Name, kind: str) -> list[Spelling]:
-    """Return the spellings to try on a device of that kind."""
+def variants(name: Name, kind: str) -> list[CeilingVariant]:
+    """Return the variants to try on a device of that kind."""
     if kind == "cpu":
         both: tuple[Access, ...] = ("vload", "vector")
-        return [Spelling(name, *parts, 1) for parts in itertools.product(WIDTHS, both, CPU_CHUNKS)]
-    return [Spelling(name, width, "vector", 0, local) for width, local in itertools.product((2, *WIDTHS), (64, 256))]
+        return [CeilingVariant(name, *parts, 1) for parts in itertools.product(WIDTHS, both, CPU_CHUNKS)]
+    return [
+        CeilingVariant(name, width, "vector", 0, local) for width, local in itertools.product((2, *WIDTHS), (64, 256))
+    ]
 
 
 def source() -> str:
@@ -74,15 +76,15 @@ def source() -> str:
 
 
 class Ceilings:
-    """The ceilings of one device; programs, and which spellings are the best for how many bytes, are remembered."""
+    """The ceilings of one device; programs, and which variants are the best for how many bytes, are remembered."""
 
     def __init__(self, device: DeviceInfo, queue: pyopencl.CommandQueue, label: str) -> None:
         self._device, self._queue, self._label = device, queue, label
         self._programs: dict[tuple[str, ...], Any] = {}
-        self._best: dict[tuple[Name, int, int], list[Spelling]] = {}
+        self._best: dict[tuple[Name, int, int], list[CeilingVariant]] = {}
         self.notes: dict[str, str] = {}
 
-    def contenders(self, sets: DeviceSets) -> tuple[list[Contender], list[dict[str, Any]]]:
+    def entries(self, sets: DeviceSets) -> tuple[list[BenchmarkEntry], list[dict[str, Any]]]:
         """Return what fits the workload of the sets, on their queue: to copy or to scale in place; and failures."""
         workload = sets.inputs.workload
         copies, failures = [] if workload.in_place else [self._driver_copy(sets)], []
@@ -95,7 +97,7 @@ class Ceilings:
             failures += failed
         return copies, failures
 
-    def _driver_copy(self, sets: DeviceSets) -> Contender:
+    def _driver_copy(self, sets: DeviceSets) -> BenchmarkEntry:
         import pyopencl as cl
 
         queue, size = sets.queue, sets.inputs.block.size
@@ -105,60 +107,60 @@ class Ceilings:
             queue.finish()
             return [event]
 
-        return Contender(
+        return BenchmarkEntry(
             "ceiling", "enqueue_copy", call, lambda: _check_copy(sets, call), sets.count, 2 * size, self._label
         )
 
-    def _kernels(self, name: Name, sets: DeviceSets) -> tuple[list[Contender], list[dict[str, Any]]]:
+    def _kernels(self, name: Name, sets: DeviceSets) -> tuple[list[BenchmarkEntry], list[dict[str, Any]]]:
         size = sets.inputs.block.size
         key = (name, sets.inputs.workload.bytes_moved if name == "windows" else size, sets.count)
         known = self._best.get(key)
-        tried: list[tuple[float, Contender, Spelling]] = []
+        tried: list[tuple[float, BenchmarkEntry, CeilingVariant]] = []
         reasons: dict[str, str] = {}
-        for spelling in known if known is not None else spellings(name, self._device.kind):
+        for variant in known if known is not None else variants(name, self._device.kind):
             try:
-                contender = self._kernel(spelling, sets)
-                contender.check()
+                entry = self._kernel(variant, sets)
+                entry.check()
             except (BuildError, WrongResultError) as error:
-                reasons[str(spelling)] = str(error).strip().splitlines()[-1]
+                reasons[str(variant)] = str(error).strip().splitlines()[-1]
                 continue
-            tried.append((0.0 if known is not None else _quick(contender), contender, spelling))
-        # By time alone: spellings cannot be compared.
+            tried.append((0.0 if known is not None else _quick(entry), entry, variant))
+        # By time alone: variants cannot be compared.
         tried.sort(key=lambda entry: entry[0])
         kept = tried[:KEPT]
-        self._best[key] = [spelling for _, _, spelling in kept]
+        self._best[key] = [variant for _, _, variant in kept]
         self.notes.update(reasons)
         if not kept:
             why = "; ".join(f"{s}: {r}" for s, r in reasons.items())
-            return [], [failure("ceiling", name, "error", why or "no spelling", self._label)]
-        return [contender for _, contender, _ in kept], []
+            return [], [failure("ceiling", name, "error", why or "no variant", self._label)]
+        return [entry for _, entry, _ in kept], []
 
     def _program(self, options: tuple[str, ...]) -> Any:
         if options not in self._programs:
             self._programs[options] = build(self._queue.context, self._queue.device, source(), options)
         return self._programs[options]
 
-    def _kernel(self, spelling: Spelling, sets: DeviceSets) -> Contender:
+    def _kernel(self, variant: CeilingVariant, sets: DeviceSets) -> BenchmarkEntry:
         import pyopencl as cl
 
         size = sets.inputs.block.size
-        unit = 4 * spelling.width
-        window = _window(sets.inputs.workload) if spelling.name == "windows" else None
-        options = spelling.options
+        unit = 4 * variant.width
+        window = _window(sets.inputs.workload) if variant.name == "windows" else None
+        options = variant.options
         if window is not None:
             unit = window[0]
             options += (f"-DROW={window[0] // 4}", f"-DWINDOW={window[1] // 4}")
         # Vectors, or rows.
         units = size // unit
-        each = max(1, spelling.chunk // unit)
+        each = max(1, variant.chunk // unit)
         items = -(-units // each)
-        local = (spelling.local,) if spelling.local is not None and items % spelling.local == 0 else None
+        local = (variant.local,) if variant.local is not None and items % variant.local == 0 else None
         queue, program = sets.queue, self._program(options)
         numbers = [np.uint64(units), np.uint64(each)]
         kernels = []
         for x, y in zip(sets.x_blocks, sets.y_blocks, strict=True):
-            kernel = cl.Kernel(program, spelling.name)
-            kernel.set_args(*([x, y] if spelling.name in ("copy", "stream") else [y, np.float32(1)]), *numbers)
+            kernel = cl.Kernel(program, variant.name)
+            kernel.set_args(*([x, y] if variant.name in ("copy", "stream") else [y, np.float32(1)]), *numbers)
             kernels.append(kernel)
 
         def call(i: int) -> Any:
@@ -167,12 +169,12 @@ class Ceilings:
             return [event]
 
         def check() -> None:
-            if spelling.name in ("copy", "stream"):
+            if variant.name in ("copy", "stream"):
                 return _check_copy(sets, call)
             return self._check_scale(sets, window, kernels[0], call)
 
         moved = 2 * size if window is None else sets.inputs.workload.bytes_moved
-        return Contender("ceiling", spelling.name, call, check, sets.count, moved, self._label, str(spelling))
+        return BenchmarkEntry("ceiling", variant.name, call, check, sets.count, moved, self._label, str(variant))
 
     def _check_scale(
         self, sets: DeviceSets, window: tuple[int, int] | None, kernel: Any, call: Callable[[int], Any]
@@ -192,7 +194,7 @@ class Ceilings:
             if wrong:
                 raise WrongResultError(f"{wrong} of {before.size} words are not {factor} times what they were")
 
-    def launches(self, queue: pyopencl.CommandQueue) -> list[Contender]:
+    def launches(self, queue: pyopencl.CommandQueue) -> list[BenchmarkEntry]:
         """Return launches of an empty kernel with everything bound before: by the loader's C functions, by PyOpenCL."""
         import pyopencl as cl
 
@@ -223,8 +225,8 @@ class Ceilings:
                 if code or finish(handles[0]):
                     raise RuntimeError(f"clEnqueueNDRangeKernel: error {code}")
 
-            out.append(Contender("launch", "raw launch", raw, lambda: raw(0), 1, 0, self._label))
-        out.append(Contender("launch", "pyopencl launch", by_pyopencl, lambda: by_pyopencl(0), 1, 0, self._label))
+            out.append(BenchmarkEntry("launch", "raw launch", raw, lambda: raw(0), 1, 0, self._label))
+        out.append(BenchmarkEntry("launch", "pyopencl launch", by_pyopencl, lambda: by_pyopencl(0), 1, 0, self._label))
         return out
 
 
@@ -237,12 +239,12 @@ def _window(workload: Workload) -> tuple[int, int] | None:
     return row, rotated
 
 
-def _quick(contender: Contender) -> float:
+def _quick(entry: BenchmarkEntry) -> float:
     times = []
     for _ in range(TRIES):
-        number = contender.next_set()
+        number = entry.next_set()
         start = time.perf_counter()
-        contender.call(number)
+        entry.call(number)
         times.append(time.perf_counter() - start)
     return min(times)
 
@@ -256,7 +258,7 @@ def _check_copy(sets: DeviceSets, call: Callable[[int], Any]) -> None:
         raise WrongResultError(f"{wrong} of {sets.inputs.block.size // 4} words were not copied")
 
 
-def host_copy(x_blocks: list[Bytes], y_blocks: list[Bytes]) -> Contender:
+def host_copy(x_blocks: list[Bytes], y_blocks: list[Bytes]) -> BenchmarkEntry:
     """Return the host's own copy, by one thread: `numpy.copyto`, which is memcpy."""
 
     def call(i: int) -> None:
@@ -268,4 +270,4 @@ def host_copy(x_blocks: list[Bytes], y_blocks: list[Bytes]) -> Contender:
         if not np.array_equal(y_blocks[0], x_blocks[0]):
             raise WrongResultError("numpy.copyto did not copy")
 
-    return Contender("host", "memcpy", call, check, len(x_blocks), 2 * x_blocks[0].size)
+    return BenchmarkEntry("host", "memcpy", call, check, len(x_blocks), 2 * x_blocks[0].size)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .. import __version__
 from ..device import DeviceInfo
 from ..device.cache import host_cache_bytes
 from ..device.info import cpu_fields, cpu_model
@@ -31,8 +32,6 @@ def load() -> float | None:
 
 def environment() -> dict[str, Any]:
     """Return the environment block of a result file, for all but the devices."""
-    from .. import __version__
-
     versions = {"clrope": __version__}
     for name in PACKAGES[1:]:
         try:
@@ -59,7 +58,7 @@ def environment() -> dict[str, Any]:
 
 
 def describe(device: DeviceInfo) -> dict[str, Any]:
-    """Return what a result file says of a device. Libraries by their names: where they lie is nobody's business."""
+    """Return what a result file says of a device. Libraries by their names: where they are is nobody's business."""
     known = device.to_dict()
     kept = ("platform", "name", "vendor", "kind", "opencl_version", "platform_version", "driver_version", "key",
             "compute_units", "max_alloc", "global_mem", "host_unified", "fp16", "fp64", "pocl_cpu")  # fmt: skip

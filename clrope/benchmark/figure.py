@@ -1,4 +1,4 @@
-"""One figure from results: prefill out of place, every type and pairing, this package beside ceilings and peers."""
+"""One figure from results: prefill out of place, every type and pairing, this package next to ceilings and peers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ConfigError, RopeError
 from .peers import NAMES
-from .results import Record, records
+from .results import WorkloadRecord, records
 from .samples import middle
 
 GROUPS = tuple((dtype, mode) for dtype in ("f32", "f16", "bf16") for mode in ("normal", "neox"))
@@ -19,7 +19,7 @@ PEER_COLOURS = {"ggml": "#d1710f", "onnxruntime": "#7a7a7a", "numba": "#3f9b58",
                 "torch_compile": "#9273c4", "numpy": "#c9c9c9"}  # fmt: skip
 
 
-def _share(device: str, record: Record) -> float:
+def _share(device: str, record: WorkloadRecord) -> float:
     return record.of_ceiling(device) or 0.0
 
 
@@ -34,7 +34,7 @@ def draw(results: Sequence[dict[str, Any]], where: str | Path, family: str = "pr
         pyplot: Any = importlib.import_module("matplotlib.pyplot")
     except ImportError as error:
         raise ConfigError("figure: matplotlib is needed, `pip install 'clrope[plot]'`") from error
-    chosen: dict[tuple[str, str], list[Record]] = {}
+    chosen: dict[tuple[str, str], list[WorkloadRecord]] = {}
     for record in records(results):
         if (record.family, record.place, record.direction) == (family, "out", "forward"):
             chosen.setdefault((record.dtype, record.mode), []).append(record)

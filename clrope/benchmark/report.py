@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .peers import NAMES
-from .results import CALL_COMPARISONS, Record, records
+from .results import CALL_COMPARISONS, WorkloadRecord, records
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,14 @@ def tables(results: Sequence[dict[str, Any]]) -> list[Table]:
     return out
 
 
-def call_tables(known: Sequence[Record]) -> list[Table]:
+def call_tables(known: Sequence[WorkloadRecord]) -> list[Table]:
     """Return what calls cost: microseconds of a step by each entry, and how the entries compare."""
     times, compared = [], []
     for record in known:
         layers = record.workload["layers"]
         entries = [e for e in record.workload["entries"] if e["status"] == "ok"]
         for entry in sorted(entries, key=lambda e: e.get("device", "")):
-            name = " ".join(filter(None, (entry["name"], entry.get("spelling") and f"({entry['spelling']})")))
+            name = " ".join(filter(None, (entry["name"], entry.get("variant") and f"({entry['variant']})")))
             taken = record.time(entry) / 1e3
             spread = f"{record.time(entry, 'p20') / 1e3:.0f}-{record.time(entry, 'p80') / 1e3:.0f}"
             times.append(
@@ -118,7 +118,7 @@ def heading(results: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _speed_rows(record: Record, peers: Sequence[str]) -> list[tuple[str, ...]]:
+def _speed_rows(record: WorkloadRecord, peers: Sequence[str]) -> list[tuple[str, ...]]:
     rows = []
     for device in record.devices:
         own = record.entries("clrope", "arrays", device)[0]
@@ -127,13 +127,13 @@ def _speed_rows(record: Record, peers: Sequence[str]) -> list[tuple[str, ...]]:
         rows.append(
             (record.name, device, number(record.rate(device)), spread,
              number(top["bytes"] / record.time(top) if top else None),
-             (top.get("spelling") or top["name"]) if top else "-", number(record.of_ceiling(device)),
+             (top.get("variant") or top["name"]) if top else "-", number(record.of_ceiling(device)),
              *(number(record.against(p, device)) for p in peers), str(own["wall"]["n"]))
         )  # fmt: skip
     return rows
 
 
-def _latency_rows(record: Record, peers: Sequence[str]) -> list[tuple[str, ...]]:
+def _latency_rows(record: WorkloadRecord, peers: Sequence[str]) -> list[tuple[str, ...]]:
     def micro(entries: list[dict[str, Any]], basis: str = "wall") -> float | None:
         return entries[0][basis]["median"] / 1e3 if entries and basis in entries[0] else None
 
@@ -151,7 +151,7 @@ def _latency_rows(record: Record, peers: Sequence[str]) -> list[tuple[str, ...]]
     return rows
 
 
-def _host_rows(record: Record) -> list[tuple[str, ...]]:
+def _host_rows(record: WorkloadRecord) -> list[tuple[str, ...]]:
     rows = []
     copy = record.entries("host", "memcpy")
     for device in record.devices:

@@ -73,6 +73,11 @@ def _checked(data: Any, where: str | Path) -> dict[str, Any]:
     missing = [key for key in schema()["required"] if key not in data]
     if missing:
         raise ConfigError(f"{where}: lacks {', '.join(missing)}")
+    for workload in data["workloads"]:
+        for entry in workload["entries"]:
+            # As older results call it.
+            if "spelling" in entry:
+                entry["variant"] = entry.pop("spelling")
     return data
 
 
@@ -126,7 +131,7 @@ CALL_COMPARISONS = (
 )
 
 
-class Record:
+class WorkloadRecord:
     """One workload of one result file, with the questions that reports ask.
 
     Times are nanoseconds of a call by the statistic asked for ('median', 'min', ...): event times on GPUs, whose calls
@@ -286,8 +291,8 @@ class Record:
         return self.ratio(host[0], own[0], statistic) if host and own else None
 
 
-def records(results: Iterable[dict[str, Any]]) -> Iterator[Record]:
+def records(results: Iterable[dict[str, Any]]) -> Iterator[WorkloadRecord]:
     """Yield the workloads of results, in their order."""
     for result in results:
         for workload in result["workloads"]:
-            yield Record(result, workload)
+            yield WorkloadRecord(result, workload)

@@ -1,4 +1,4 @@
-"""This package as a contender: plans on OpenCL arrays, and calls on NumPy arrays."""
+"""This package as an entry: plans on OpenCL arrays, and calls on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from ..operation import Rope
 from .buffers import DeviceSets, HostSets, tensors_of
-from .contender import Contender
-from .validation import Judge
+from .entry import BenchmarkEntry
+from .validation import ResultCheck
 
 if TYPE_CHECKING:
     import pyopencl
@@ -49,11 +49,11 @@ def _taken(outputs: Sequence[Any]) -> list[Any]:
 
 
 def on_device(
-    sets: DeviceSets, profiled: pyopencl.CommandQueue, judge: Judge, label: str, variant: Variant | None = None
-) -> Contender:
+    sets: DeviceSets, profiled: pyopencl.CommandQueue, validate: ResultCheck, label: str, variant: Variant | None = None
+) -> BenchmarkEntry:
     """Return `plan.run()` on OpenCL arrays, one plan a set. Where latency counts, on a queue that takes no times.
 
-    variant: the spelling to use; the chooser's, if None.
+    variant: the variant to use; the chosen one, if None.
     """
     workload, queue = sets.inputs.workload, sets.queue
     plans = _plans(Rope(workload.config, queue, variant=variant), sets.x, sets.y, workload)
@@ -77,7 +77,7 @@ def on_device(
             plans[number].run(positions=workload.position_array() if fresh else None)
             queue.finish()
             _taken(sets.y[number])
-            worst = max(worst, judge(tensors_of(workload, sets.read(number))))
+            worst = max(worst, validate(tensors_of(workload, sets.read(number))))
             sets.reset(number)
         return worst
 
@@ -94,14 +94,14 @@ def on_device(
         timed = with_times
 
     seen = {repr(variant): variant.to_dict() for variant in plans[0].variants}
-    return Contender(
+    return BenchmarkEntry(
         "clrope", "arrays", call_fresh if fresh else call, check, sets.count, workload.bytes_moved, label,
         details={"variants": list(seen.values()), "launches": plans[0].launches},
         after=lambda i: _taken(sets.y[i]), profiled=timed,
     )  # fmt: skip
 
 
-def on_host(sets: HostSets, queue: pyopencl.CommandQueue, judge: Judge, label: str) -> list[Contender]:
+def on_host(sets: HostSets, queue: pyopencl.CommandQueue, validate: ResultCheck, label: str) -> list[BenchmarkEntry]:
     """Return calls on NumPy arrays: a plan's run, `rope(..., out=)`, and `rope(...)` with a new result array."""
     workload = sets.inputs.workload
     op = Rope(workload.config, queue)
@@ -124,7 +124,7 @@ def on_host(sets: HostSets, queue: pyopencl.CommandQueue, judge: Judge, label: s
             for number in {0, sets.count - 1}:
                 sets.reset(number)
                 call(number)
-                worst = max(worst, judge(sets.y[number]))
+                worst = max(worst, validate(sets.y[number]))
                 sets.reset(number)
             return worst
 
@@ -133,13 +133,13 @@ def on_host(sets: HostSets, queue: pyopencl.CommandQueue, judge: Judge, label: s
     def check_new() -> float:
         got = op(tensors[0][0], positions, workload.forward)
         results: list[npt.NDArray[Any]] = [np.asarray(y) for y in (got if isinstance(got, tuple) else (got,))]
-        return judge(results)
+        return validate(results)
 
     moved = workload.bytes_moved
     out = [
-        Contender("clrope", "numpy plan.run", run, check(run), sets.count, moved, label),
-        Contender("clrope", "numpy out=", given, check(given), sets.count, moved, label),
+        BenchmarkEntry("clrope", "numpy plan.run", run, check(run), sets.count, moved, label),
+        BenchmarkEntry("clrope", "numpy out=", given, check(given), sets.count, moved, label),
     ]
     if not workload.in_place:
-        out.append(Contender("clrope", "numpy new", new, check_new, sets.count, moved, label))
+        out.append(BenchmarkEntry("clrope", "numpy new", new, check_new, sets.count, moved, label))
     return out

@@ -12,7 +12,7 @@ from .. import reference
 from ..compare import compare
 from ..testing import PEER_LIMITS
 from .buffers import Inputs
-from .contender import WrongResultError
+from .entry import WrongResultError
 
 #: Elements that are compared with the reference.
 SAMPLED = 250_000
@@ -20,7 +20,7 @@ SAMPLED = 250_000
 NORMS = {"f32": 1e-3, "f16": 1e-2, "bf16": 4e-2}
 
 
-class Judge:
+class ResultCheck:
     """The right values of one workload."""
 
     def __init__(self, inputs: Inputs, seed: int, *, start: int = 0) -> None:

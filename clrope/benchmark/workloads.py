@@ -33,7 +33,7 @@ class Workload:
     """One thing to time. `tensors`: shapes [B, S, N, D] that share positions and are rotated by one call.
 
     positions: 'range' 0 ... S - 1 for all batches, 'per batch' an offset for each, 'grid' rows t, h, w, e of an image.
-    cached:    whether data may stay in the cache between calls. latency: judged by time a call, not by bytes a second.
+    cached:    whether data may stay in the cache between calls. latency: time a call counts, not bytes a second.
     fresh:     other positions at every call, so that cos and sin are computed each time.
     sets:      buffer sets, where it is not left to their size.
     peers, host: whether other libraries, and calls on NumPy arrays, are timed too.
@@ -188,7 +188,7 @@ def _all() -> list[Workload]:
     made.append(Workload("calls-new", (PREFILL,), "f32", "neox", cached=True, peers=False, calls="new"))
     made += [w for w in _cross("prefill-fresh", [PREFILL], fresh=True, peers=False) if w.forward and not w.in_place]
     made += [
-        # Small ones stay in the cache whatever is done: only those above 4 MiB are judged.
+        # Small ones stay in the cache whatever is done: only those above 4 MiB count.
         Workload(size_name(n), ((1, n >> 14, 32, 128),), "f32", "neox", cached=n < 1 << 22, peers=False)
         for n in SIZES
     ]

@@ -55,7 +55,7 @@ def _bench(
     """
     import time
 
-    from ..benchmark.runner import Options, run
+    from ..benchmark.measure import Options, run
     from ..benchmark.workloads import select
 
     chosen = select(workload or ())

@@ -1,4 +1,4 @@
-"""The benchmark's own tools lie outside the package: `from tools.acceptance import ...`."""
+"""The benchmark's own tools are outside the package: `from tools.acceptance import ...`."""
 
 import sys
 from pathlib import Path

@@ -30,7 +30,7 @@ def record(workload, own=OWN, peers=PEERS):
             entries.append(entry("launch", "raw launch", 5000.0, 0, device))
         copied = 2 * workload.tensor_bytes
         name = "scale" if workload.in_place else "copy"
-        entries.append(entry("ceiling", name, copied / CEILING, copied, device, spelling=f"{name} vector8 4 KiB"))
+        entries.append(entry("ceiling", name, copied / CEILING, copied, device, variant=f"{name} vector8 4 KiB"))
         entries.append(entry("ceiling", f"slow {name}", 2 * copied / CEILING, copied, device))
         if workload.host:
             entries += [

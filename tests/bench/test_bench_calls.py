@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from clrope.benchmark import calls, report, results
-from clrope.benchmark.contender import WrongResultError
-from clrope.benchmark.runner import Options, run
+from clrope.benchmark.entry import WrongResultError
+from clrope.benchmark.measure import Options, run
 from clrope.benchmark.workloads import select
 
 STEP = "calls/f16/normal/out/forward"
@@ -84,7 +84,7 @@ def test_the_position_moves_and_stays_in_the_tables(step):
 
 def record_of(entries, layers=32):
     workload = {"name": STEP, "latency": True, "calls": "step", "layers": layers, "rounds": 3, "entries": entries}
-    return results.Record({"devices": {"pocl": {"kind": "cpu"}}, "options": {"rounds": 9}}, workload)
+    return results.WorkloadRecord({"devices": {"pocl": {"kind": "cpu"}}, "options": {"rounds": 9}}, workload)
 
 
 def entry(name, turns, kind="clrope", device="pocl"):

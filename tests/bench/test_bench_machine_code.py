@@ -12,7 +12,7 @@ from tools.machine_code import elf_files, kernel_code, loops
 from clrope import DeviceError
 from clrope.benchmark.workloads import select
 
-#: A loop over heads (10 to 3e) with a loop that fetches ahead in it, and a way back to its start that is seldom taken.
+#: A loop over heads (10 to 3e) with a loop that prefetches in it, and a way back to its start that is seldom taken.
 LISTING = """
 x.o:     file format elf64-x86-64
 
@@ -41,7 +41,7 @@ def test_loops_of_a_listing():
     whole, ahead = loops(LISTING)
     # Without the loop in it; the way back from behind the end makes no second one.
     assert (whole.function, whole.instructions, whole.vectors) == ("rotate", 6, 5)
-    assert (whole.stored, whole.past_cache, whole.prefetches) == (32 + 64, 64, 0)
+    assert (whole.stored, whole.non_temporal, whole.prefetches) == (32 + 64, 64, 0)
     assert (ahead.instructions, ahead.vectors, ahead.prefetches, ahead.stored) == (3, 0, 1, 0)
     assert loops("") == []
 

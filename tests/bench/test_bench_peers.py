@@ -3,10 +3,10 @@
 import pytest
 
 from clrope import ConfigError
-from clrope.benchmark import peers as room
+from clrope.benchmark import peers as peer_package
 from clrope.benchmark.buffers import HostSets, make_inputs
-from clrope.benchmark.contender import Contender, Refused, WrongResultError
-from clrope.benchmark.validation import Judge
+from clrope.benchmark.entry import BenchmarkEntry, Refused, WrongResultError
+from clrope.benchmark.validation import ResultCheck
 from clrope.benchmark.workloads import select
 
 PATTERNS = ["prefill", "gqa/*/forward", "partial-20of80/*/forward", "decode-64", "vision/*/forward", "batch/*/forward"]
@@ -17,15 +17,15 @@ FEW = [w for w in WORKLOADS if w.name in ("prefill/f32/neox/out/forward", "parti
 
 def prepare(peer, workload, seed, threads=1):
     sets = HostSets(make_inputs(workload.tiny(), seed))
-    task = room.task_of(sets, threads)
-    return room.contender(peer, sets, task, Judge(sets.inputs, seed))
+    task = peer_package.task_of(sets, threads)
+    return peer_package.peer_entry(peer, sets, task, ResultCheck(sets.inputs, seed))
 
 
 # torch warns of its own use of what it has deprecated.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", room.NAMES)
+@pytest.mark.parametrize("name", peer_package.NAMES)
 def test_peer_is_right_or_says_why_not(name, seed):
-    (peer,) = room.peers([name])
+    (peer,) = peer_package.peers([name])
     assert peer.name == name
     if peer.version() is None:
         pytest.skip(f"{name} is not installed")
@@ -40,9 +40,9 @@ def test_peer_is_right_or_says_why_not(name, seed):
             assert made.reason
             assert workload.in_place or workload.dtype != "f32", f"{workload.name}: {made.reason}"
             continue
-        contender, prepared = made
-        assert isinstance(contender, Contender)
-        contender.check()
+        entry, prepared = made
+        assert isinstance(entry, BenchmarkEntry)
+        entry.check()
         if prepared.close is not None:
             prepared.close()
         done += 1
@@ -51,10 +51,10 @@ def test_peer_is_right_or_says_why_not(name, seed):
 
 
 def test_threads_are_taken(seed):
-    for peer in room.peers(["ggml", "numba"]):
+    for peer in peer_package.peers(["ggml", "numba"]):
         if peer.version() is not None:
-            contender, prepared = prepare(peer, FEW[0], seed, threads=2)
-            contender.check()
+            entry, prepared = prepare(peer, FEW[0], seed, threads=2)
+            entry.check()
             if prepared.close is not None:
                 prepared.close()
 
@@ -77,13 +77,13 @@ def test_a_peer_that_is_wrong_is_not_timed(fault, seed):
                     elif fault == "half":
                         y[:, : y.shape[1] // 2] = x[:, : y.shape[1] // 2]
 
-            return room.Prepared(call)
+            return peer_package.Prepared(call)
 
-    contender, _ = prepare(Wrong, FEW[0], seed)
+    entry, _ = prepare(Wrong, FEW[0], seed)
     with pytest.raises(WrongResultError):
-        contender.check()
+        entry.check()
 
 
 def test_unknown_peer():
     with pytest.raises(ConfigError, match="peer: got 'mlx', allowed are ggml, onnxruntime, numba"):
-        room.peers(["mlx"])
+        peer_package.peers(["mlx"])

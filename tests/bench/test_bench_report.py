@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from clrope import ConfigError
 from clrope.benchmark import report, results, samples
-from clrope.benchmark.results import Record
+from clrope.benchmark.results import WorkloadRecord
 from clrope.benchmark.workloads import WORKLOADS, select
 
 
@@ -33,7 +33,7 @@ def test_ratios_are_taken_within_a_round():
                 e["wall"]["turns"][4] /= 2
             e["wall"] |= {"median": statistics.median(e["wall"]["turns"]), "min": e["wall"]["median"]}
     assert len(few) == 3
-    one = Record(result, chosen)
+    one = WorkloadRecord(result, chosen)
     for device in one.devices:
         assert one.of_ceiling(device) == pytest.approx(OWN[device] / CEILING, rel=1e-3)
         assert one.against("ggml", device) == pytest.approx(OWN[device] / PEERS["ggml"], rel=1e-3)
@@ -41,7 +41,7 @@ def test_ratios_are_taken_within_a_round():
 
 
 def test_record():
-    one = Record(made_up(), record(next(w for w in WORKLOADS if w.name == "prefill/f32/neox/out/forward")))
+    one = WorkloadRecord(made_up(), record(next(w for w in WORKLOADS if w.name == "prefill/f32/neox/out/forward")))
     assert one.devices == ["pocl", "intel"]
     assert one.rate("pocl") == pytest.approx(48, rel=1e-3)
     assert one.ceiling("pocl")["name"] == "copy"

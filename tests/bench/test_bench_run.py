@@ -7,8 +7,8 @@ import pytest
 
 from clrope import ConfigError
 from clrope.benchmark import results
-from clrope.benchmark.contender import rounds
-from clrope.benchmark.runner import Options, labels, run
+from clrope.benchmark.entry import rounds
+from clrope.benchmark.measure import Options, labels, run
 from clrope.benchmark.workloads import WORKLOADS, select
 
 
@@ -188,18 +188,18 @@ def test_repeats_are_records_of_their_own(device, seed):
 def test_where_latency_counts_what_uses_a_device_alike_shares_turns(devices, seed, monkeypatch):
     seen = []
 
-    def watched(contenders, *rest):
-        seen.append({(c.device, c.kind, c.name): c.beside for c in contenders})
-        rounds(contenders, *rest)
+    def watched(entries, *rest):
+        seen.append({(c.device, c.kind, c.name): c.turn_group for c in entries})
+        rounds(entries, *rest)
 
-    monkeypatch.setattr("clrope.benchmark.runner.rounds", watched)
+    monkeypatch.setattr("clrope.benchmark.measure.rounds", watched)
     chosen = select(["decode-1/f32/neox/out/forward", "gqa/f32/neox/out/forward"])
     found = run(chosen, devices, small(seed=seed, with_peers=False))
     by_latency = {workload.latency: taken for workload, taken in zip(chosen, seen, strict=True)}
     short, long = by_latency[True], by_latency[False]
     assert {device for device, _, _ in short} == set(found["devices"])
-    for (device, _, name), beside in short.items():
+    for (device, _, name), turn_group in short.items():
         # Calls on host arrays do more than launch, and wait otherwise.
-        assert beside == (None if name.startswith("numpy") else device), (device, name)
+        assert turn_group == (None if name.startswith("numpy") else device), (device, name)
     assert any(name.startswith("numpy") for _, _, name in short)
     assert set(long.values()) == {None}

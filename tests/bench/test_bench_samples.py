@@ -1,4 +1,4 @@
-"""Statistics of times, and the order in which contenders take turns."""
+"""Statistics of times, and the order in which entries take turns."""
 
 import re
 
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clrope.benchmark.contender import Contender, Rota, event_ns, rounds, settle, warm_up
-from clrope.benchmark.runner import hopeless
+from clrope.benchmark.entry import BenchmarkEntry, SetCursor, calibrate, event_ns, rounds, settle
+from clrope.benchmark.measure import hopeless
 from clrope.benchmark.samples import by_round, error_of_median, in_round, middle, paired, stats
 
 
@@ -91,9 +91,9 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr("clrope.benchmark.contender.time", made)
+    monkeypatch.setattr("clrope.benchmark.entry.time", made)
     # With this clock whoever sleeps seems to work.
-    monkeypatch.setattr("clrope.benchmark.contender.settle", lambda: None)
+    monkeypatch.setattr("clrope.benchmark.entry.settle", lambda: None)
     return made
 
 
@@ -101,17 +101,17 @@ class Turns:
     def __init__(self, clock):
         self.clock, self.order = clock, []
 
-    def contender(self, name, sets=1, takes=1000, **more):
+    def entry(self, name, sets=1, takes=1000, **more):
         def call(i):
             self.order.append((name, i))
             self.clock.now += takes
 
-        return Contender("clrope", name, call, lambda: None, sets, **more)
+        return BenchmarkEntry("clrope", name, call, lambda: None, sets, **more)
 
 
 def test_contenders_take_turns_and_go_through_their_sets(clock):
     turns = Turns(clock)
-    a, b = turns.contender("a", 3), turns.contender("b", takes=70)
+    a, b = turns.entry("a", 3), turns.entry("b", takes=70)
     rounds([a, b], 4)
     # Once round the sets is not counted.
     turn = {"a": "aaaa", "b": "bb"}
@@ -129,7 +129,7 @@ def test_each_round_has_an_order_of_its_own(clock):
     def order(seed, count=30):
         turns = Turns(clock)
         # A turn is one call that does not count and one that does.
-        rounds([turns.contender(name) for name in "abcd"], count, seed)
+        rounds([turns.entry(name) for name in "abcd"], count, seed)
         names = [name for name, _ in turns.order[::2]]
         return ["".join(names[k : k + 4]) for k in range(0, len(names), 4)]
 
@@ -144,11 +144,11 @@ def test_each_round_has_an_order_of_its_own(clock):
 @pytest.mark.parametrize(("most", "count", "turns"), [(3, 9, 3), (None, 4, 4), (9, 4, 4), (1, 5, 1), (4, 6, 4)])
 def test_some_are_not_in_every_round(clock, most, count, turns):
     seen = Turns(clock)
-    rounds([seen.contender("a", most_turns=most), seen.contender("b")], count)
+    rounds([seen.entry("a", most_turns=most), seen.entry("b")], count)
     # A turn is one call that does not count and one that does.
     assert sum(name == "a" for name, _ in seen.order) == 2 * turns
     assert sum(name == "b" for name, _ in seen.order) == 2 * count
-    places = [k for k in range(count) if seen.contender("a", most_turns=most).takes_part(k, count)]
+    places = [k for k in range(count) if seen.entry("a", most_turns=most).takes_part(k, count)]
     assert len(places) == turns
     assert places[0] == 0
     assert all(b - a <= -(-count // turns) for a, b in zip(places, [*places[1:], count], strict=True)), places
@@ -156,10 +156,10 @@ def test_some_are_not_in_every_round(clock, most, count, turns):
 
 def test_some_share_their_turns(clock):
     turns = Turns(clock)
-    a, b = turns.contender("a", beside="pocl"), turns.contender("b", beside="pocl", most_turns=1)
-    c, other = turns.contender("c", takes=70, beside="pocl"), turns.contender("d")
+    a, b = turns.entry("a", turn_group="pocl"), turns.entry("b", turn_group="pocl", most_turns=1)
+    c, other = turns.entry("c", takes=70, turn_group="pocl"), turns.entry("d")
     for made in (a, b, c, other):
-        warm_up(made, 50)
+        calibrate(made, 50)
     turns.order.clear()
     rounds([a, other, b, c], 3)
     assert (a.wall, b.wall, c.wall, other.wall) == ([1000] * 150, [1000] * 50, [70] * 150, [1000] * 150)
@@ -175,7 +175,7 @@ def test_some_share_their_turns(clock):
 
 def test_copies_far_from_the_best_have_no_hope(clock):
     def ceiling(name, took, device="pocl", kind="ceiling"):
-        return Contender(kind, name, lambda i: None, lambda: None, bytes=1000, device=device, took=took)
+        return BenchmarkEntry(kind, name, lambda i: None, lambda: None, bytes=1000, device=device, took=took)
 
     best, near, far = ceiling("stream", 100), ceiling("copy", 139), ceiling("enqueue_copy", 141)
     part, elsewhere, own = ceiling("windows", 500), ceiling("copy", 900, "intel"), ceiling("arrays", 900, kind="clrope")
@@ -189,8 +189,8 @@ def test_copies_far_from_the_best_have_no_hope(clock):
 )
 def test_calls_in_a_row_fit_a_block(clock, takes, in_a_row):
     turns = Turns(clock)
-    made = turns.contender("a", takes=takes)
-    warm_up(made, 7)
+    made = turns.entry("a", takes=takes)
+    calibrate(made, 7)
     assert len(turns.order) == (1 if takes >= 2e8 else 6)
     assert not made.wall
     rounds([made], 2)
@@ -205,7 +205,7 @@ def test_what_follows_a_call_is_not_timed(clock):
         seen.append(i)
         clock.now += 10**6
 
-    made = turns.contender("a", 2, after=after, device="pocl")
+    made = turns.entry("a", 2, after=after, device="pocl")
     rounds([made], 2)
     assert made.wall == [1000, 1000]
     assert seen == [1, 0, 1, 0, 1, 0]
@@ -213,7 +213,7 @@ def test_what_follows_a_call_is_not_timed(clock):
 
 def test_a_lead_in_ends_after_its_time(clock):
     turns = Turns(clock)
-    made = turns.contender("a", 8, takes=90_000_000)
+    made = turns.entry("a", 8, takes=90_000_000)
     rounds([made], 1)
     assert [i for _, i in turns.order] == [1, 2, 3, 4]
     assert made.wall == [90_000_000]
@@ -221,8 +221,8 @@ def test_a_lead_in_ends_after_its_time(clock):
 
 def test_contenders_of_the_same_sets_go_on_where_the_one_before_left_off(clock):
     turns = Turns(clock)
-    a, b = turns.contender("a", 3), turns.contender("b", 3)
-    a.rota = b.rota = Rota()
+    a, b = turns.entry("a", 3), turns.entry("b", 3)
+    a.cursor = b.cursor = SetCursor()
     rounds([a, b], 1)
     assert [i for _, i in turns.order] == [1, 2, 0, 1, 2, 0, 1, 2]
     assert len({name for name, _ in turns.order[:4]}) == len({name for name, _ in turns.order[4:]}) == 1
@@ -239,7 +239,7 @@ def test_settling_waits_for_threads_that_spin(monkeypatch):
 
     monkeypatch.setattr(clock, "sleep", sleep)
     monkeypatch.setattr(clock, "process_time", lambda: used[0])
-    monkeypatch.setattr("clrope.benchmark.contender.time", clock)
+    monkeypatch.setattr("clrope.benchmark.entry.time", clock)
     settle()
     assert clock.now == 4_000_000
 
@@ -260,7 +260,7 @@ def test_event_times_span_the_launches():
 
 def test_entry_of_a_contender(clock):
     turns = Turns(clock)
-    made = turns.contender("a", bytes=64, device="pocl", spelling="one way")
+    made = turns.entry("a", bytes=64, device="pocl", variant="one way")
     made.nmse = 1.23456e-15
     rounds([made], 3)
     entry = made.to_dict()
@@ -268,5 +268,5 @@ def test_entry_of_a_contender(clock):
     assert entry["wall"]["median"] == pytest.approx(np.median(made.wall), abs=1)
     assert entry["wall"]["turns"] == [1000] * 3
     assert entry["nmse"] == 1.23e-15
-    assert (entry["kind"], entry["bytes"], entry["device"], entry["spelling"]) == ("clrope", 64, "pocl", "one way")
+    assert (entry["kind"], entry["bytes"], entry["device"], entry["variant"]) == ("clrope", 64, "pocl", "one way")
     assert "event" not in entry

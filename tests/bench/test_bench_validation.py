@@ -1,14 +1,14 @@
-"""Nothing wrong gets past the judge, neither a rotation nor a copy."""
+"""Nothing wrong gets past the validate, neither a rotation nor a copy."""
 
 import numpy as np
 import pytest
 
 import clrope
 from clrope.benchmark.buffers import DeviceSets, HostSets, make_inputs
-from clrope.benchmark.ceilings import Ceilings, host_copy, spellings
-from clrope.benchmark.contender import WrongResultError
-from clrope.benchmark.runner import open_bench
-from clrope.benchmark.validation import Judge
+from clrope.benchmark.ceilings import Ceilings, host_copy, variants
+from clrope.benchmark.entry import WrongResultError
+from clrope.benchmark.measure import open_bench
+from clrope.benchmark.validation import ResultCheck
 from clrope.benchmark.workloads import select
 from clrope.emulation import emulate_rope
 from clrope.testing import POISON
@@ -37,11 +37,11 @@ def inputs(request, seed):
 
 
 def test_right_results_pass(inputs, seed):
-    assert Judge(inputs, seed)(rotated(inputs)) < 1e-5
+    assert ResultCheck(inputs, seed)(rotated(inputs)) < 1e-5
 
 
 def test_wrong_results_do_not_pass(inputs, seed):
-    judge = Judge(inputs, seed)
+    validate = ResultCheck(inputs, seed)
     right = rotated(inputs)
     w = inputs.workload
     seq, heads = w.tensors[0][1:3]
@@ -72,7 +72,7 @@ def test_wrong_results_do_not_pass(inputs, seed):
     taken_for_right = []
     for change in (token, head_order, poison, nan, nothing, zero):
         try:
-            judge(changed(change))
+            validate(changed(change))
         except WrongResultError:
             continue
         taken_for_right.append(change.__name__)
@@ -81,23 +81,23 @@ def test_wrong_results_do_not_pass(inputs, seed):
 
 def test_other_pairing_or_direction_is_wrong(seed):
     inputs = make_inputs(tiny("prefill/f32/neox/out/forward"), seed)
-    judge = Judge(inputs, seed)
+    validate = ResultCheck(inputs, seed)
     w = inputs.workload
     for config, forward in ((w.config, False), (clrope.RopeConfig("normal", 128), True)):
         got = [emulate_rope(x, w.position_array(), config, forward) for x in inputs.tensors]
         with pytest.raises(WrongResultError, match="NMSE"):
-            judge(got)
+            validate(got)
 
 
-def test_a_head_that_no_sampled_token_has_is_judged_by_its_norm(seed, monkeypatch):
+def test_a_head_that_no_sampled_token_has_is_checked_by_its_norm(seed, monkeypatch):
     monkeypatch.setattr("clrope.benchmark.validation.SAMPLED", 1)
     inputs = make_inputs(tiny("prefill/f32/neox/out/forward"), seed)
-    judge = Judge(inputs, seed)
+    validate = ResultCheck(inputs, seed)
     right = rotated(inputs)
-    left_out = sorted(set(range(16)) - set(judge._tokens.tolist()))
+    left_out = sorted(set(range(16)) - set(validate._tokens.tolist()))
     right[0][0, left_out[0], 2] *= 1.01
     with pytest.raises(WrongResultError, match=rf"norm of head \[0, {left_out[0]}, 2\]"):
-        judge(right)
+        validate(right)
 
 
 CEILINGS = {
@@ -114,9 +114,9 @@ def test_every_spelling_of_a_ceiling_is_right(device, name, seed):
     sets = DeviceSets(bench.profiled, device, make_inputs(tiny(name), seed))
     ceilings = Ceilings(device, bench.profiled, "device")
     for kind in CEILINGS[name]:
-        for spelling in spellings(kind, device.kind):
-            ceilings._kernel(spelling, sets).check()
-    made, failures = ceilings.contenders(sets)
+        for variant in variants(kind, device.kind):
+            ceilings._kernel(variant, sets).check()
+    made, failures = ceilings.entries(sets)
     assert not failures
     assert {c.name for c in made} - {"enqueue_copy"} == set(CEILINGS[name])
     for c in made:
@@ -129,7 +129,7 @@ def test_every_spelling_of_a_ceiling_is_right(device, name, seed):
 def test_one_wrong_word_is_found_out(device, name, seed, monkeypatch, rng):
     bench = open_bench(device, "device")
     sets = DeviceSets(bench.profiled, device, make_inputs(tiny(name), seed))
-    made, _ = bench.ceilings.contenders(sets)
+    made, _ = bench.ceilings.entries(sets)
     word = int(rng.integers(sets.inputs.block.size // 4))
     read = sets.read
 
@@ -139,9 +139,9 @@ def test_one_wrong_word_is_found_out(device, name, seed, monkeypatch, rng):
         return block
 
     monkeypatch.setattr(sets, "read", changed)
-    for contender in made:
+    for entry in made:
         with pytest.raises(WrongResultError, match=r"^1 of \d+ words"):
-            contender.check()
+            entry.check()
 
 
 def test_a_copy_that_does_nothing_is_found_out(device, seed):
@@ -149,8 +149,8 @@ def test_a_copy_that_does_nothing_is_found_out(device, seed):
 
     bench = open_bench(device, "device")
     sets = DeviceSets(bench.profiled, device, make_inputs(tiny("prefill/f32/neox/out/forward"), seed))
-    contender = bench.ceilings._driver_copy(sets)
-    contender.check()
+    entry = bench.ceilings._driver_copy(sets)
+    entry.check()
     real = cl.enqueue_copy
     try:
         # Only between buffers: sets are still filled and read.
@@ -158,16 +158,16 @@ def test_a_copy_that_does_nothing_is_found_out(device, seed):
             None if isinstance(a, cl.Buffer) and isinstance(b, cl.Buffer) else real(q, a, b, **k)
         )
         with pytest.raises(WrongResultError, match="8192 of 8192 words were not copied"):
-            contender.check()
+            entry.check()
     finally:
         cl.enqueue_copy = real
 
 
 def test_host_copy(seed):
     sets = HostSets(make_inputs(tiny("prefill/f32/neox/out/forward"), seed))
-    contender = host_copy(sets.x_blocks, sets.y_blocks)
-    contender.check()
-    contender.call(1)
+    entry = host_copy(sets.x_blocks, sets.y_blocks)
+    entry.check()
+    entry.call(1)
     assert np.array_equal(sets.y_blocks[1], sets.x_blocks[1])
 
 

@@ -7,7 +7,7 @@ import pytest
 from tools.variants import compare_variants, words_filter
 
 import clrope
-from clrope.benchmark.contender import WrongResultError
+from clrope.benchmark.entry import WrongResultError
 from clrope.benchmark.workloads import WORKLOADS
 from clrope.device import queue_for
 from clrope.program.build import kernels_from, program

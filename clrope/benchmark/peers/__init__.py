@@ -1,4 +1,4 @@
-"""Other libraries that rotate: one file a peer, each with `name`, `version()` and `prepare(task)`.
+"""Other libraries that rotate: one file a peer (`<name>_peer.py`), each with `name`, `version()` and `prepare(task)`.
 
 `version` returns None where the library is not installed, and imports nothing heavy. `prepare` returns a call on set i
 of the task's memory, or `Refused` with the reason; the call writes the task's outputs, or returns what `read` turns
@@ -21,8 +21,8 @@ from ... import reference
 from ...config import RopeConfig
 from ...errors import ConfigError
 from ..buffers import HostSets
-from ..contender import Contender, Refused, WrongResultError
-from ..validation import Judge
+from ..entry import BenchmarkEntry, Refused, WrongResultError
+from ..validation import ResultCheck
 from ..workloads import Workload
 
 #: Peers by the names of their files here.
@@ -73,11 +73,11 @@ class Prepared:
     call: Callable[[int], Any]
     read: Callable[[Any], Sequence[npt.NDArray[Any]]] | None = None
     close: Callable[[], None] | None = None
-    spelling: str = ""
+    variant: str = ""
     suffix: str = ""
 
 
-class Peer(Protocol):
+class BenchmarkPeer(Protocol):
     """A file of this folder."""
 
     name: str
@@ -97,13 +97,13 @@ def installed(distribution: str) -> str | None:
         return None
 
 
-def peers(names: Iterable[str] = ()) -> list[Peer]:
+def peers(names: Iterable[str] = ()) -> list[BenchmarkPeer]:
     """Return the peers of those names (none: all), installed or not; raise `ConfigError` for an unknown one."""
     chosen = list(names) or list(NAMES)
     for name in chosen:
         if name not in NAMES:
             raise ConfigError(f"peer: got {name!r}, allowed are {', '.join(NAMES)}")
-    return [cast(Peer, importlib.import_module(f"{__name__}.{name}")) for name in NAMES if name in chosen]
+    return [cast(BenchmarkPeer, importlib.import_module(f"{__name__}.{name}_peer")) for name in NAMES if name in chosen]
 
 
 def task_of(sets: HostSets, threads: int) -> Task:
@@ -119,8 +119,10 @@ def task_of(sets: HostSets, threads: int) -> Task:
     )  # fmt: skip
 
 
-def contender(peer: Peer, sets: HostSets, task: Task, judge: Judge) -> tuple[Contender, Prepared] | Refused:
-    """Return the peer as a contender, checked like everything else."""
+def peer_entry(
+    peer: BenchmarkPeer, sets: HostSets, task: Task, validate: ResultCheck
+) -> tuple[BenchmarkEntry, Prepared] | Refused:
+    """Return the peer as an entry, checked like everything else."""
     prepared = peer.prepare(task)
     if isinstance(prepared, Refused):
         return prepared
@@ -134,10 +136,10 @@ def contender(peer: Peer, sets: HostSets, task: Task, judge: Judge) -> tuple[Con
             got = sets.y[number] if read is None else read(returned)
             if len(got) != len(sets.y[number]):
                 raise WrongResultError(f"{len(got)} results for {len(sets.y[number])} tensors")
-            worst = max(worst, judge(got))
+            worst = max(worst, validate(got))
             sets.reset(number)
         return worst
 
     moved = sets.inputs.workload.bytes_moved
-    made = Contender("peer", peer.name, call, check, sets.count, moved, spelling=prepared.spelling)
+    made = BenchmarkEntry("peer", peer.name, call, check, sets.count, moved, variant=prepared.variant)
     return made, prepared

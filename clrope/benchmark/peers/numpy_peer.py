@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..contender import Refused
+from ..entry import Refused
 from . import Prepared, Task, installed
 
 name = "numpy"

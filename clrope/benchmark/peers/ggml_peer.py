@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..contender import Refused
+from ..entry import Refused
 from . import Prepared, Task, installed
 
 name = "ggml"
@@ -58,7 +58,7 @@ def prepare(task: Task) -> Prepared | Refused:
             g.ggml_threadpool_free(pool)
         g.ggml_free(context)
 
-    return Prepared(call, close=close, spelling=f"{task.threads} threads")
+    return Prepared(call, close=close, variant=f"{task.threads} threads")
 
 
 def prepare_step(task: Task) -> list[Prepared] | Refused:
@@ -94,7 +94,7 @@ def prepare_step(task: Task) -> list[Prepared] | Refused:
                 g.ggml_free(context)
 
         words = f"{threads} thread{'s' * (threads > 1)}"
-        return Prepared(call, close=close, spelling=words, suffix="" if threads == task.threads else " 1 thread")
+        return Prepared(call, close=close, variant=words, suffix="" if threads == task.threads else " 1 thread")
 
     return [with_threads(threads) for threads in counts]
 

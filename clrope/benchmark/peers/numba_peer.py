@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..contender import Refused
+from ..entry import Refused
 from . import Prepared, Task, installed
 
 name = "numba"

@@ -1,4 +1,4 @@
-"""One run: for every workload, all contenders are prepared, checked, and timed in turn; what comes out is a result."""
+"""One run: for every workload, all entries are prepared, checked, and timed interleaved; what comes out is a result."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..errors import ConfigError, RopeError
 from . import calls, processes
 from .buffers import DeviceSets, HostSets, Inputs, block_bytes, make_inputs, sides, usable_cpus
 from .ceilings import Ceilings, host_copy
-from .contender import Contender, Refused, WrongResultError, failure, rounds, warm_up
+from .entry import BenchmarkEntry, Refused, WrongResultError, calibrate, failure, rounds
 from .environment import describe, environment, load
-from .peers import Peer, Prepared, contender, peers, task_of
+from .peers import BenchmarkPeer, Prepared, peer_entry, peers, task_of
 from .results import SCHEMA
 from .subject import on_device, on_host
-from .validation import Judge
+from .validation import ResultCheck
 from .workloads import Workload
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ Progress = Callable[[int, int, str], None]
 class Options:
     """How much is measured. calls: at most so many in a row a round; peers: names, none for all that are installed.
 
-    repeats: times that each workload is measured, every time with buffers newly made: where they come to lie matters.
+    repeats: times that each workload is measured, every time with buffers newly made: where they are placed matters.
     call_rounds: rounds of the workloads that say what a call costs, in which everything is timed once.
     peer_rounds: of the rounds, how many peers, the host's copy and ceilings that are far from the best are in at most
     tiny: short axes, everything is tried, no figure means anything. processes: also measure first calls and memory.
@@ -147,21 +147,23 @@ def run(
     }  # fmt: skip
 
 
-def measure(workload: Workload, benches: Sequence[Bench], present: Sequence[Peer], options: Options) -> dict[str, Any]:
+def measure(
+    workload: Workload, benches: Sequence[Bench], present: Sequence[BenchmarkPeer], options: Options
+) -> dict[str, Any]:
     """Return the record of one workload: its entries, the number of buffer sets, the load."""
     record: dict[str, Any] = {"name": workload.name} | workload.to_dict() | {"load": load()}
     begun = time.perf_counter()
     if workload.calls:
         gathering = _calls(workload, benches, present, options)
-        for made in gathering.contenders:
-            warm_up(made, 1)
+        for made in gathering.entries:
+            calibrate(made, 1)
         record |= {"sets": 1, "rounds": options.call_rounds}
         return _timed(record, gathering, options.call_rounds, options.seed, begun)
     inputs = make_inputs(workload, options.seed)
-    judge = Judge(inputs, options.seed)
+    validate = ResultCheck(inputs, options.seed)
     gathering = _Gathering([], [], [])
     for bench in benches:
-        _device_side(gathering, bench, inputs, judge)
+        _device_side(gathering, bench, inputs, validate)
     with_peers = workload.peers and bool(present)
     if with_peers or workload.host:
         host = HostSets(inputs)
@@ -170,42 +172,46 @@ def measure(workload: Workload, benches: Sequence[Bench], present: Sequence[Peer
             gathering.take(host_copy(host.x_blocks, host.y_blocks), host)
         if workload.host:
             for bench in benches:
-                _host_side(gathering, bench, host, judge)
+                _host_side(gathering, bench, host, validate)
         if with_peers:
             task = task_of(host, options.threads)
             for peer in present:
-                _peer_side(gathering, peer, host, task, judge)
+                _peer_side(gathering, peer, host, task, validate)
     in_a_row = options.latency_calls if workload.latency else options.calls
-    for made in gathering.contenders:
-        warm_up(made, in_a_row)
-    for made in gathering.contenders:
+    for made in gathering.entries:
+        calibrate(made, in_a_row)
+    for made in gathering.entries:
         # Where a call takes no longer than waking threads, one that was slow may not be so the next time.
-        if made.kind in ("peer", "host") or (not workload.latency and hopeless(made, gathering.contenders)):
+        if made.kind in ("peer", "host") or (not workload.latency and hopeless(made, gathering.entries)):
             made.most_turns = options.peer_rounds
-    record["sets"] = max((c.sets for c in gathering.contenders if c.kind == "clrope"), default=0)
+    record["sets"] = max((c.sets for c in gathering.entries if c.kind == "clrope"), default=0)
     return _timed(record, gathering, options.rounds, options.seed, begun)
 
 
 def _timed(record: dict[str, Any], gathering: _Gathering, count: int, seed: int, begun: float) -> dict[str, Any]:
-    rounds(gathering.contenders, count, seed)
+    rounds(gathering.entries, count, seed)
     for prepared in gathering.prepared:
         if prepared.close is not None:
             prepared.close()
-    record["entries"] = [c.to_dict() for c in gathering.contenders] + gathering.failures
+    record["entries"] = [c.to_dict() for c in gathering.entries] + gathering.failures
     record["seconds"] = round(time.perf_counter() - begun, 1)
     return record
 
 
-def _calls(workload: Workload, benches: Sequence[Bench], present: Sequence[Peer], options: Options) -> _Gathering:
+def _calls(
+    workload: Workload, benches: Sequence[Bench], present: Sequence[BenchmarkPeer], options: Options
+) -> _Gathering:
     import pyopencl as cl
 
     gathering = _Gathering([], [], [])
     if workload.calls == "new":
         inputs = make_inputs(workload, options.seed)
-        judge = Judge(inputs, options.seed)
+        validate = ResultCheck(inputs, options.seed)
         for bench in benches:
             try:
-                for made in calls.new_result_entries(DeviceSets(bench.plain, bench.device, inputs), judge, bench.label):
+                for made in calls.new_result_entries(
+                    DeviceSets(bench.plain, bench.device, inputs), validate, bench.label
+                ):
                     gathering.take(made)
             except (RopeError, cl.Error) as error:
                 gathering.failures.append(failure("clrope", "new array", "error", _line(error), bench.label))
@@ -231,36 +237,36 @@ def _calls(workload: Workload, benches: Sequence[Bench], present: Sequence[Peer]
     return gathering
 
 
-def hopeless(ceiling: Contender, contenders: Sequence[Contender]) -> bool:
+def hopeless(ceiling: BenchmarkEntry, entries: Sequence[BenchmarkEntry]) -> bool:
     """Whether a way of copying is so much slower than another one of its device that it will not be the ceiling."""
     if ceiling.kind != "ceiling" or not ceiling.bytes:
         return False
-    others = [c for c in contenders if (c.kind, c.device) == ("ceiling", ceiling.device)]
-    # Parts of rows are judged by themselves.
+    others = [c for c in entries if (c.kind, c.device) == ("ceiling", ceiling.device)]
+    # Parts of rows are compared by themselves.
     rates = [c.bytes / max(1, c.took) for c in others if (c.name == "windows") == (ceiling.name == "windows")]
     return ceiling.bytes / max(1, ceiling.took) < max(rates) / HOPELESS
 
 
 @dataclass(eq=False)
 class _Gathering:
-    contenders: list[Contender]
+    entries: list[BenchmarkEntry]
     failures: list[dict[str, Any]]
     prepared: list[Prepared]
 
-    def take(self, made: Contender, sets: DeviceSets | HostSets | None = None) -> bool:
-        """Keep a contender if its result is right, else the reason. sets: the memory it works on."""
+    def take(self, made: BenchmarkEntry, sets: DeviceSets | HostSets | None = None) -> bool:
+        """Keep an entry if its result is right, else the reason. sets: the memory it works on."""
         if sets is not None:
-            made.rota = sets.rota
+            made.cursor = sets.cursor
         try:
             made.nmse = made.check()
         except WrongResultError as error:
             self.failures.append(failure(made.kind, made.name, "wrong", str(error), made.device))
             return False
-        self.contenders.append(made)
+        self.entries.append(made)
         return True
 
 
-def _device_side(gathering: _Gathering, bench: Bench, inputs: Inputs, judge: Judge) -> None:
+def _device_side(gathering: _Gathering, bench: Bench, inputs: Inputs, validate: ResultCheck) -> None:
     import pyopencl as cl
 
     workload, label = inputs.workload, bench.label
@@ -274,37 +280,37 @@ def _device_side(gathering: _Gathering, bench: Bench, inputs: Inputs, judge: Jud
         gathering.failures.append(failure("clrope", "arrays", "refused", reason, label))
         return
     try:
-        # Taking times costs little beside megabytes, and much beside an empty launch.
+        # Taking times costs little compared with megabytes, and much with an empty launch.
         sets = DeviceSets(bench.plain if workload.latency else bench.profiled, bench.device, inputs)
-        before = len(gathering.contenders)
-        gathering.take(on_device(sets, bench.profiled, judge, label), sets)
+        before = len(gathering.entries)
+        gathering.take(on_device(sets, bench.profiled, validate, label), sets)
         if workload.latency:
             for made in bench.ceilings.launches(bench.plain):
                 gathering.take(made)
-        made_here, failed = bench.ceilings.contenders(sets)
+        made_here, failed = bench.ceilings.entries(sets)
         gathering.failures += failed
         for made in made_here:
             gathering.take(made, sets)
         if workload.latency:
-            for made in gathering.contenders[before:]:
-                made.beside = label
+            for made in gathering.entries[before:]:
+                made.turn_group = label
     except (RopeError, cl.Error) as error:
         gathering.failures.append(failure("clrope", "arrays", "error", _line(error), label))
 
 
-def _host_side(gathering: _Gathering, bench: Bench, host: HostSets, judge: Judge) -> None:
+def _host_side(gathering: _Gathering, bench: Bench, host: HostSets, validate: ResultCheck) -> None:
     import pyopencl as cl
 
     try:
-        for made in on_host(host, bench.plain, judge, bench.label):
+        for made in on_host(host, bench.plain, validate, bench.label):
             gathering.take(made, host)
     except (RopeError, cl.Error) as error:
         gathering.failures.append(failure("clrope", "numpy", "error", _line(error), bench.label))
 
 
-def _peer_side(gathering: _Gathering, peer: Peer, host: HostSets, task: Any, judge: Judge) -> None:
-    def make() -> list[tuple[Contender, Prepared]] | Refused:
-        made = contender(peer, host, task, judge)
+def _peer_side(gathering: _Gathering, peer: BenchmarkPeer, host: HostSets, task: Any, validate: ResultCheck) -> None:
+    def make() -> list[tuple[BenchmarkEntry, Prepared]] | Refused:
+        made = peer_entry(peer, host, task, validate)
         return made if isinstance(made, Refused) else [made]
 
     _peer(gathering, peer, make, host)
@@ -312,8 +318,8 @@ def _peer_side(gathering: _Gathering, peer: Peer, host: HostSets, task: Any, jud
 
 def _peer(
     gathering: _Gathering,
-    peer: Peer,
-    make: Callable[[], list[tuple[Contender, Prepared]] | Refused],
+    peer: BenchmarkPeer,
+    make: Callable[[], list[tuple[BenchmarkEntry, Prepared]] | Refused],
     host: HostSets | None,
 ) -> None:
     try:

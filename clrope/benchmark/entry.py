@@ -1,4 +1,4 @@
-"""`Contender`: a call that is timed in turn with others, and the rounds in which that happens."""
+"""`BenchmarkEntry`: a call that is timed interleaved with others, and the rounds in which that happens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any, Literal
 from .samples import Stats, in_round, stats
 
 Kind = Literal["clrope", "ceiling", "launch", "host", "peer"]
-#: Seconds of work in a row that one contender gets in a round.
+#: Seconds of work in a row that one entry gets in a round.
 BLOCK_S = 0.03
 #: Seconds of calls in a round, at most, that do not count.
-LEAD_IN_S = 0.25
+WARM_UP_S = 0.25
 #: Calls in a row of each of those that share a turn, and calls before them that do not count.
 ALTERNATING, BEFORE_ALTERNATING = 20, 5
 #: Seconds to wait at most for threads of the one before that still spin.
@@ -23,7 +23,7 @@ SETTLE_S = 0.5
 
 
 class WrongResultError(Exception):
-    """What a contender computed is not the rotation; the message says how far off it is."""
+    """What an entry computed is not the rotation; the message says how far off it is."""
 
 
 @dataclass(frozen=True)
@@ -34,26 +34,26 @@ class Refused:
 
 
 @dataclass(eq=False)
-class Rota:
+class SetCursor:
     """The number of the set that was used last."""
 
     last: int = 0
 
 
 @dataclass(eq=False)
-class Contender:
-    """One call on several sets of buffers in turn.
+class BenchmarkEntry:
+    """One call on several sets of buffers, one after the other.
 
     call:     rotates set i (or copies it, or launches nothing) and returns when that is done; on a device
               the OpenCL events, or None.
     check:    runs the call on some sets and returns the error (NMSE); raises `WrongResultError`.
     after:    what has to be done behind each call and is not timed; on a device it returns the OpenCL events.
     profiled: a call as `call` on a queue that takes times, where `call`'s own does not.
-    rota:     whose turn it is among the sets; shared by those that work on the same ones, or the second of them would
+    cursor:     whose turn it is among the sets; shared by those that work on the same ones, or the second of them would
               find in the cache what the first has just used.
     took:     nanoseconds of the quickest call of the warm-up.
     most_turns: of how many rounds it is at most, evenly spread; None: of all.
-    beside:   those with the same word share their turns, a few calls each over and over. Where a call takes
+    turn_group: those with the same word share their turns, a few calls each over and over. Where a call takes
               microseconds, up to half of them depend on whether its threads are on one processor or on two, which
               changes from turn to turn.
     least_warm_up: calls of a turn, at least, that do not count.
@@ -66,13 +66,13 @@ class Contender:
     sets: int = 1
     bytes: int = 0
     device: str | None = None
-    spelling: str = ""
+    variant: str = ""
     details: dict[str, Any] = field(default_factory=dict)
     after: Callable[[int], Any] | None = None
     profiled: Callable[[int], Any] | None = None
-    rota: Rota = field(default_factory=Rota)
+    cursor: SetCursor = field(default_factory=SetCursor)
     most_turns: int | None = None
-    beside: str | None = None
+    turn_group: str | None = None
     least_warm_up: int = 1
     nmse: float | None = None
     wall: list[int] = field(default_factory=list)
@@ -84,8 +84,8 @@ class Contender:
 
     def next_set(self) -> int:
         """Return the number of the buffer set that was not used for longest."""
-        self.rota.last = (self.rota.last + 1) % self.sets
-        return self.rota.last
+        self.cursor.last = (self.cursor.last + 1) % self.sets
+        return self.cursor.last
 
     def takes_part(self, number: int, count: int) -> bool:
         """Whether it has a turn in a round, of so many, counted from 0."""
@@ -110,8 +110,8 @@ class Contender:
         out: dict[str, Any] = {"kind": self.kind, "name": self.name, "status": "ok", "bytes": self.bytes}
         if self.device is not None:
             out["device"] = self.device
-        if self.spelling:
-            out["spelling"] = self.spelling
+        if self.variant:
+            out["variant"] = self.variant
         if self.nmse is not None:
             out["nmse"] = float(f"{self.nmse:.3g}")
         for name in ("wall", "cpu", "event"):
@@ -149,30 +149,30 @@ def event_ns(events: Any) -> int | None:
         return None
 
 
-def warm_up(contender: Contender, calls: int) -> None:
+def calibrate(entry: BenchmarkEntry, calls: int) -> None:
     """Find how many calls in a row it gets: enough to be past the first, not more than `calls`."""
-    took = _timed(contender, record=False)
+    took = _timed(entry, record=False)
     for _ in range(5):
         # The first calls load, compile and wake threads; one that takes long is not made better by more.
         if took < 2e8:
-            took = min(took, _timed(contender, record=False))
-    contender.took = took
-    contender._in_a_row = max(1, min(calls, int(BLOCK_S * 1e9 / max(1, took))))
+            took = min(took, _timed(entry, record=False))
+    entry.took = took
+    entry._in_a_row = max(1, min(calls, int(BLOCK_S * 1e9 / max(1, took))))
 
 
-def rounds(contenders: Sequence[Contender], count: int, seed: int = 0, *, lead_in: bool = True) -> None:
-    """Time the contenders in turn, `count` rounds, each in an order of its own. First calls of a turn do not count.
+def rounds(entries: Sequence[BenchmarkEntry], count: int, seed: int = 0, *, warm_up: bool = True) -> None:
+    """Time the entries interleaved, `count` rounds, each in an order of its own. First calls of a turn do not count.
 
-    Those with the same word as `beside` have their turns together.
+    Those with the same word as `turn_group` have their turns together.
 
     seed: of the orders. In one and the same order, what comes behind what becomes part of the ratios
-    (docs/performance.md). lead_in: whether turns begin with calls that do not count; without them many more rounds fit
-    in, of contenders that meet what the others left.
+    (docs/performance.md). warm_up: whether turns begin with calls that do not count; without them many more rounds fit
+    in, of entries that meet what the others left.
     """
     draw = random.Random(seed)
-    alone = [[c] for c in contenders if c.beside is None]
-    words = dict.fromkeys(c.beside for c in contenders if c.beside is not None)
-    order = alone + [[c for c in contenders if c.beside == word] for word in words]
+    alone = [[c] for c in entries if c.turn_group is None]
+    words = dict.fromkeys(c.turn_group for c in entries if c.turn_group is not None)
+    order = alone + [[c for c in entries if c.turn_group == word] for word in words]
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -182,65 +182,65 @@ def rounds(contenders: Sequence[Contender], count: int, seed: int = 0, *, lead_i
             for group in order:
                 members = [c for c in group if c.takes_part(number, count)]
                 if members:
-                    _turn(members, draw, lead_in)
+                    _turn(members, draw, warm_up)
     finally:
         if collecting:
             gc.enable()
 
 
-def _turn(members: list[Contender], draw: random.Random, lead_in: bool) -> None:
-    if lead_in:
+def _turn(members: list[BenchmarkEntry], draw: random.Random, warm_up: bool) -> None:
+    if warm_up:
         settle()
-        for contender in members:
-            _lead_in(contender)
+        for entry in members:
+            _warm_up(entry)
     several = len(members) > 1
-    left = {contender: contender._in_a_row for contender in members}
+    left = {entry: entry._in_a_row for entry in members}
     while any(left.values()):
         if several:
             draw.shuffle(members)
-        for contender in members:
-            calls = min(left[contender], ALTERNATING) if several else left[contender]
+        for entry in members:
+            calls = min(left[entry], ALTERNATING) if several else left[entry]
             for _ in range(BEFORE_ALTERNATING if several and calls else 0):
-                _timed(contender, record=False)
+                _timed(entry, record=False)
             for _ in range(calls):
-                _timed(contender, record=True)
-            left[contender] -= calls
-    for contender in members:
-        if contender.profiled is not None:
-            for _ in range(max(2, contender._in_a_row // 10)):
-                taken = event_ns(contender.profiled(contender.next_set()))
+                _timed(entry, record=True)
+            left[entry] -= calls
+    for entry in members:
+        if entry.profiled is not None:
+            for _ in range(max(2, entry._in_a_row // 10)):
+                taken = event_ns(entry.profiled(entry.next_set()))
                 if taken is not None:
-                    contender.event.append(taken)
-        contender.end_turn()
+                    entry.event.append(taken)
+        entry.end_turn()
 
 
-def _lead_in(contender: Contender) -> None:
-    """Make calls that do not count, once round the sets or for `LEAD_IN_S`, one at least.
+def _warm_up(entry: BenchmarkEntry) -> None:
+    """Make calls that do not count, once round the sets or for `WARM_UP_S`, one at least.
 
-    What follows then meets the state that the contender itself makes: pages that count as used (docs/performance.md),
+    What follows then meets the state that the entry itself makes: pages that count as used (docs/performance.md),
     a cache with its own lines in it, threads that the system has spread over the processors.
     """
-    end = time.perf_counter() + LEAD_IN_S
-    for number in range(max(contender.sets, contender.least_warm_up)):
-        _timed(contender, record=False)
-        if number + 1 >= contender.least_warm_up and time.perf_counter() > end:
+    end = time.perf_counter() + WARM_UP_S
+    for number in range(max(entry.sets, entry.least_warm_up)):
+        _timed(entry, record=False)
+        if number + 1 >= entry.least_warm_up and time.perf_counter() > end:
             return
 
 
-def _timed(contender: Contender, *, record: bool) -> int:
-    number, call = contender.next_set(), contender.call
+def _timed(entry: BenchmarkEntry, *, record: bool) -> int:
+    number, call = entry.next_set(), entry.call
     cpu = time.process_time_ns()
     start = time.perf_counter_ns()
     events = call(number)
     wall = time.perf_counter_ns() - start
     cpu = time.process_time_ns() - cpu
-    if contender.after is not None:
-        events = contender.after(number)
+    if entry.after is not None:
+        events = entry.after(number)
     if record:
-        contender.wall.append(wall)
-        contender.cpu.append(cpu)
+        entry.wall.append(wall)
+        entry.cpu.append(cpu)
         # Without a device, what came back is a peer's result.
-        taken = event_ns(events) if contender.device is not None else None
+        taken = event_ns(events) if entry.device is not None else None
         if taken is not None:
-            contender.event.append(taken)
+            entry.event.append(taken)
     return wall

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...layout import DTYPES
-from ..contender import Refused
+from ..entry import Refused
 from . import Prepared, Task, installed
 
 name = "torch_eager"

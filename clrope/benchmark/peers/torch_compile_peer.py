@@ -7,8 +7,8 @@ import os
 import shutil
 from typing import Any
 
-from ..contender import Refused
-from . import Prepared, Task, installed, torch_eager
+from ..entry import Refused
+from . import Prepared, Task, installed, torch_eager_peer
 
 name = "torch_compile"
 
@@ -25,4 +25,4 @@ def prepare(task: Task) -> Prepared | Refused:
     torch: Any = importlib.import_module("torch")
     # Or the shapes of earlier workloads would count as one function called with ever new shapes.
     torch._dynamo.reset()
-    return torch_eager.prepare_with(task, lambda function: torch.compile(function, dynamic=False))
+    return torch_eager_peer.prepare_with(task, lambda function: torch.compile(function, dynamic=False))
