@@ -10,13 +10,12 @@ from typing import Any
 
 from ..errors import ConfigError, RopeError
 from .peers import NAMES
+from .peers import peers as all_peers
 from .results import WorkloadRecord, records
 from .samples import middle
 
 GROUPS = tuple((dtype, mode) for dtype in ("f32", "f16", "bf16") for mode in ("normal", "neox"))
 OWN_COLOURS = ("#0b5fa5", "#4a9ede", "#0f3d63", "#8cc4f0")
-PEER_COLOURS = {"ggml": "#d1710f", "onnxruntime": "#7a7a7a", "numba": "#3f9b58", "torch_eager": "#c7b8e0",
-                "torch_compile": "#9273c4", "numpy": "#c9c9c9"}  # fmt: skip
 
 
 def _share(device: str, record: WorkloadRecord) -> float:
@@ -43,6 +42,7 @@ def draw(results: Sequence[dict[str, Any]], where: str | Path, family: str = "pr
         raise ConfigError(f"figure: the results hold no workload {family}/*/out/forward")
     devices = list(dict.fromkeys(d for g in groups for r in chosen[g] for d in r.devices))
     peers = [p for p in NAMES if any(r.entries("peer", p) for g in groups for r in chosen[g])]
+    colours = {peer.name: peer.colour for peer in all_peers()}
     width = 0.86 / (len(devices) + len(peers))
     figure, axes = pyplot.subplots(figsize=(11, 4.6), dpi=150)
     for place, group in enumerate(groups):
@@ -66,10 +66,10 @@ def draw(results: Sequence[dict[str, Any]], where: str | Path, family: str = "pr
             if times:
                 rate = times[0][1]["bytes"] / times[0][0].time(times[0][1])
                 x = left + width * (number + 0.5)
-                axes.bar(x, rate, width * 0.94, color=PEER_COLOURS[peer])
+                axes.bar(x, rate, width * 0.94, color=colours[peer])
                 axes.annotate(f"{rate:.3g}", (x, rate), ha="center", va="bottom", fontsize=6)
     for peer in peers:
-        axes.bar(0, 0, color=PEER_COLOURS[peer], label=peer.replace("_", " "))
+        axes.bar(0, 0, color=colours[peer], label=peer.replace("_", " "))
     shape = chosen[groups[0]][0].workload["tensors"]
     axes.set_xticks(range(len(groups)), [f"{dtype} {mode}" for dtype, mode in groups])
     axes.set_ylabel("GB/s read and written")

@@ -85,5 +85,5 @@ def test_a_peer_that_is_wrong_is_not_timed(fault, seed):
 
 
 def test_unknown_peer():
-    with pytest.raises(ConfigError, match="peer: got 'mlx', allowed are ggml, onnxruntime, numba"):
+    with pytest.raises(ConfigError, match="peer: got 'mlx', allowed are ggml, numba, numpy"):
         peer_package.peers(["mlx"])

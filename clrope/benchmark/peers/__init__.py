@@ -1,15 +1,16 @@
-"""Other libraries that rotate: one file a peer (`<name>_peer.py`), each with `name`, `version()` and `prepare(task)`.
+"""Other libraries that rotate: one file a peer (`<name>_peer.py`), each with `name`, `colour`, `version()` and
+`prepare(task)`.
 
 `version` returns None where the library is not installed, and imports nothing heavy. `prepare` returns a call on set i
 of the task's memory, or `Refused` with the reason; the call writes the task's outputs, or returns what `read` turns
-into arrays. A peer that has `prepare_step(task)` also does the decode step of `calls.py`. A new peer is a new file and
-its name in `NAMES`.
+into arrays. A peer that has `prepare_step(task)` also does the decode step of `calls.py`. A new peer is a new file.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -26,7 +27,7 @@ from ..validation import ResultCheck
 from ..workloads import Workload
 
 #: Peers by the names of their files here.
-NAMES = ("ggml", "onnxruntime", "numba", "torch_eager", "torch_compile", "numpy")
+NAMES = tuple(sorted(m.name.removesuffix("_peer") for m in pkgutil.iter_modules(__path__) if m.name.endswith("_peer")))
 
 
 @dataclass(eq=False)
@@ -81,6 +82,8 @@ class BenchmarkPeer(Protocol):
     """A file of this folder."""
 
     name: str
+    #: In the figure.
+    colour: str
 
     def version(self) -> str | None:
         """Return the library's version, None if it is not installed."""

@@ -13,6 +13,7 @@ from ..entry import Refused
 from . import Prepared, Task, installed
 
 name = "ggml"
+colour = "#d1710f"
 
 
 def version() -> str | None:

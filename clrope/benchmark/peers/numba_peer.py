@@ -13,6 +13,7 @@ from ..entry import Refused
 from . import Prepared, Task, installed
 
 name = "numba"
+colour = "#3f9b58"
 
 
 def version() -> str | None:

@@ -10,6 +10,7 @@ from ..entry import Refused
 from . import Prepared, Task, installed
 
 name = "numpy"
+colour = "#c9c9c9"
 
 
 def version() -> str | None:

@@ -12,6 +12,7 @@ from ..entry import Refused
 from . import Prepared, Task, installed
 
 name = "onnxruntime"
+colour = "#7a7a7a"
 _ELEMENT = {"f32": 1, "f16": 10}  # onnx.TensorProto.FLOAT, FLOAT16
 
 

@@ -11,6 +11,7 @@ from ..entry import Refused
 from . import Prepared, Task, installed, torch_eager_peer
 
 name = "torch_compile"
+colour = "#9273c4"
 
 
 def version() -> str | None:

@@ -14,6 +14,7 @@ from ..entry import Refused
 from . import Prepared, Task, installed
 
 name = "torch_eager"
+colour = "#c7b8e0"
 
 
 def version() -> str | None:
