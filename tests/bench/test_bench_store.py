@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from made_up_results import made_up
-from tools import documents, store
+from tools import acceptance, documents, store
 
 from clrope import ConfigError
 from clrope.benchmark import results
@@ -102,3 +102,27 @@ def test_broken_samples_are_told(tmp_path):
 def test_a_single_result_is_read_as_well(tmp_path):
     results.write(made_up(), tmp_path / "r.json")
     assert results.read_all(tmp_path / "r.json") == [results.read(tmp_path / "r.json")]
+
+
+def test_older_results_are_read(tmp_path):
+    """What is now called a variant was a spelling, and calls had no rounds of their own."""
+    old = made_up()
+    for w in old["workloads"]:
+        for key in ("calls", "layers"):
+            del w[key]
+        for e in w["entries"]:
+            if "variant" in e:
+                e["spelling"] = e.pop("variant")
+    results.write(old, tmp_path / "r.json")
+    assert "spelling" in (tmp_path / "r.json").read_text()
+    assert acceptance.check(results.read_all(tmp_path / "r.json")) == acceptance.check([made_up()])
+    ceiling = next(e for e in results.read(tmp_path / "r.json")["workloads"][0]["entries"] if e["kind"] == "ceiling")
+    assert ceiling["variant"] == "copy vector8 4 KiB"
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda p: p.stem)
+def test_kept_results_are_what_the_schema_says(path):
+    jsonschema = pytest.importorskip("jsonschema")
+    validator = jsonschema.Draft202012Validator(results.schema())
+    for result in results.read_all(path):
+        validator.validate(result)
