@@ -194,7 +194,10 @@ def array_entries(step: Step, queue: pyopencl.CommandQueue, label: str) -> list[
 
 
 def raw_entries(step: Step, device: DeviceInfo, queue: pyopencl.CommandQueue, label: str) -> list[BenchmarkEntry]:
-    """Return launches of a kernel with everything bound before, each waited for, in one work-item and in several."""
+    """Return launches of a kernel with everything bound before, in one work-item and in several.
+
+    Each is waited for, as plans are here, or all of them at once, as one-shot calls on OpenCL arrays are.
+    """
     import pyopencl as cl
     import pyopencl.array as cla
 
@@ -210,7 +213,7 @@ def raw_entries(step: Step, device: DeviceInfo, queue: pyopencl.CommandQueue, la
     layers = [tuple(cla.to_device(queue, x) for x in layer) for layer in step.x]
     outputs = [tuple(cla.empty_like(x) for x in layer) for layer in layers]
 
-    def entry(items: int) -> BenchmarkEntry:
+    def entries(items: int) -> list[BenchmarkEntry]:
         kernels = []
         for (q, k), (q_out, k_out) in zip(layers, outputs, strict=True):
             kernel = cl.Kernel(program, "rotate_heads")
@@ -220,19 +223,28 @@ def raw_entries(step: Step, device: DeviceInfo, queue: pyopencl.CommandQueue, la
         size, local, enqueue = (items,), (1,), cl.enqueue_nd_range_kernel
 
         # A kernel does not keep its arguments alive.
-        def run(_: int, kept: Any = (layers, tables)) -> Any:
+        def each_finished(_: int, kept: Any = (layers, tables)) -> Any:
             for kernel in kernels:
                 enqueue(queue, kernel, size, local)
                 queue.finish()
+            return outputs
+
+        def finished_once(_: int) -> Any:
+            for kernel in kernels:
+                enqueue(queue, kernel, size, local)
+            queue.finish()
             return outputs
 
         def read(results: Sequence[Sequence[Any]]) -> list[Array]:
             return [y.get(queue) for layer in results for y in layer]
 
         words = f"{items} work-item{'s' * (items > 1)}"
-        return _entry("launch", "raw launch", step, run, read, label, unmoved=True, details=words)
+        return [
+            _entry("launch", name, step, run, read, label, unmoved=True, details=words)
+            for name, run in (("raw launch", each_finished), ("raw launches, one finish", finished_once))
+        ]
 
-    return [entry(items) for items in ((1, 2) if device.kind == "cpu" else (heads,))]
+    return [made for items in ((1, 2) if device.kind == "cpu" else (heads,)) for made in entries(items)]
 
 
 def peer_entries(peer: BenchmarkPeer, step: Step, threads: int) -> list[tuple[BenchmarkEntry, Prepared]] | Refused:

@@ -95,11 +95,13 @@ def call_tables(known: Sequence[WorkloadRecord]) -> list[Table]:
                 figure = record.compared(comparison, device)
                 if figure is not None:
                     unit = "µs" if comparison.per_call else "×"
-                    compared.append((record.name, device, comparison.name, number(figure, unit)))
+                    least = record.least_of(comparison, device)
+                    bare = number(least, unit) if least is not None else ""
+                    compared.append((record.name, device, comparison.name, number(figure, unit), bare))
     columns = ("workload", "device", "entry", "#µs a step", "#p20-p80 µs", "#µs a call", "#N")
     return [
         Table("What calls cost", columns, tuple(times)),
-        Table("Calls compared", ("workload", "device", "comparison", "#figure"), tuple(compared)),
+        Table("Calls compared", ("workload", "device", "comparison", "#figure", "#bare launches"), tuple(compared)),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -112,18 +112,22 @@ def of_device(result: dict[str, Any], label: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class CallComparison:
-    """Two entries whose times are compared: as a ratio, or by how many microseconds a call one takes longer."""
+    """Two entries whose times are compared: as a ratio, or by how many microseconds a call one takes longer.
+
+    least: the launches without which `over` cannot do.
+    """
 
     name: str
     over: str
     under: str
     per_call: bool = False
+    least: str = ""
 
 
 CALL_COMPARISONS = (
-    CallComparison("one-shot on NumPy / torch eager", "rope numpy", "torch_eager"),
-    CallComparison("one-shot on torch tensors / torch eager", "rope torch", "torch_eager"),
-    CallComparison("one-shot on OpenCL arrays / ggml graph", "rope arrays", "ggml"),
+    CallComparison("one-shot on NumPy / torch eager", "rope numpy", "torch_eager", least="raw launch"),
+    CallComparison("one-shot on torch tensors / torch eager", "rope torch", "torch_eager", least="raw launch"),
+    CallComparison("one-shot on OpenCL arrays / ggml graph", "rope arrays", "ggml", least="raw launches, one finish"),
     CallComparison("plan.run(positions) / plan.run()", "plan.run(positions)", "plan.run()"),
     CallComparison("plan.run() / raw launch", "plan.run()", "raw launch"),
     CallComparison("one-shot on NumPy - plan.run(), a call", "rope numpy", "numpy plan.run()", per_call=True),
@@ -272,6 +276,10 @@ class WorkloadRecord:
             if e["status"] == "ok" and e["name"] == name and e.get("device", device) == device
         ]  # fmt: skip
         return min(found, key=self.time, default=None)
+
+    def least_of(self, comparison: CallComparison, device: str) -> float | None:
+        """Return the same of the bare launches, where there is such a bound."""
+        return self.compared(replace(comparison, over=comparison.least), device) if comparison.least else None
 
     def compared(self, comparison: CallComparison, device: str, statistic: str = "median") -> float | None:
         """Return how many times as long one entry takes as the other, or by how many microseconds a call longer."""
