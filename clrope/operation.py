@@ -14,8 +14,8 @@ from .arrays import Operand, check_out, empty_like, operand
 from .config import RopeConfig
 from .device import DeviceInfo, device, queue_for
 from .errors import ConfigError, DeviceError, ShapeError
+from .kernels.variant import Variant
 from .positions import PositionRows, position_rows
-from .program.variants import Variant
 from .schedule.geometry import Geometry
 from .schedule.plan import EmptyPlan, Part, Plan, Transfer
 from .schedule.repeat import Repeats

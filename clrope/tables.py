@@ -12,10 +12,10 @@ from .arrays import Operand, empty_like, operand
 from .config import RopeConfig, parse_mode
 from .device import DeviceInfo
 from .errors import ConfigError, ShapeError
+from .kernels.variant import Variant
 from .layout import TensorView
 from .operation import Rope, outputs_of
 from .positions import position_rows
-from .program.variants import Variant
 from .schedule.geometry import Geometry
 from .schedule.memory import HostBuffers, stretch_of
 from .schedule.plan import EmptyPlan, Part, Plan, Transfer
@@ -68,7 +68,7 @@ class ArrayTables:
         count = rows.stop - rows.start
         if self.index is not None:
             made = tables_of_arrays(
-                queue, device.kind, placed[0], placed[1], self.columns, self.index[rows], count, count, real, waits
+                queue, device, placed[0], placed[1], self.columns, self.index[rows], count, count, real, waits
             )
         else:
             per_batch = self.rows_per_batch
@@ -79,9 +79,7 @@ class ArrayTables:
             within = rows.start % per_batch
             views = [(buffer, view.moved(within * view.strides[1])) for buffer, view in views]
             span = min(per_batch, count)
-            made = tables_of_arrays(
-                queue, device.kind, views[0], views[1], self.columns, None, count, span, real, waits
-            )
+            made = tables_of_arrays(queue, device, views[0], views[1], self.columns, None, count, span, real, waits)
         if keep is not None and made.ready is not None:
             made.ready.wait()  # the caller may change or free his tables once we return
         return made
@@ -207,7 +205,7 @@ def rotate_plan(
     result = outputs[0] if outputs[0] is not None else empty_like(x_operand)
     if result is x_operand and out_mode is not None and geometry.pairing is None:
         raise ShapeError("out: x itself, but pairs that move to other places cannot be rotated in place")
-    part = Part(x_operand, result, Rotation(geometry, forward, result is x_operand))
+    part = Part(x_operand, result, Rotation(geometry, forward, result is x_operand, full_tables=full))
     if not x_operand.view.size:
         return EmptyPlan([part], True)
     target, queue = Rope(config, "auto" if device is None else device).target_of([x_operand])

@@ -23,8 +23,8 @@
   REAL c[PAIRS] __attribute__((aligned(128)));                                                                         \
   REAL s[PAIRS] __attribute__((aligned(128)));                                                                         \
   UNROLL for (int i = 0; i < ROUNDED; i += STEP) {                                                                     \
-    const VEC(REAL, W) c0 = TABLE(W, cosine + i), c1 = TABLE(W, cosine + i + W);                                       \
-    const VEC(REAL, W) s0 = TABLE(W, sine + i) * direction, s1 = TABLE(W, sine + i + W) * direction;                   \
+    const VEC(REAL, W) c0 = TABLE(W, row_cosine + i), c1 = TABLE(W, row_cosine + i + W);                               \
+    const VEC(REAL, W) s0 = TABLE(W, row_sine + i) * direction, s1 = TABLE(W, row_sine + i + W) * direction;           \
     *(VEC(REAL, W) *)(c + i) = (VEC(REAL, W))(c0.even, c1.even);                                                       \
     *(VEC(REAL, W) *)(c + i + W) = (VEC(REAL, W))(c0.odd, c1.odd);                                                     \
     *(VEC(REAL, W) *)(s + i) = (VEC(REAL, W))(s0.even, s1.even);                                                       \

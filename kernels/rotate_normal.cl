@@ -48,8 +48,8 @@
   REAL c[2 * PAIRS] __attribute__((aligned(128)));                                                                     \
   REAL s[2 * PAIRS] __attribute__((aligned(128)));                                                                     \
   UNROLL for (int i = 0; i < ROUNDED; i += HALVED(W)) {                                                                \
-    const VEC(REAL, HALVED(W)) cs = TABLE(HALVED(W), cosine + i);                                                      \
-    const VEC(REAL, HALVED(W)) sn = TABLE(HALVED(W), sine + i) * direction;                                            \
+    const VEC(REAL, HALVED(W)) cs = TABLE(HALVED(W), row_cosine + i);                                                  \
+    const VEC(REAL, HALVED(W)) sn = TABLE(HALVED(W), row_sine + i) * direction;                                        \
     VEC(REAL, W) both;                                                                                                 \
     both.even = cs;                                                                                                    \
     both.odd = cs;                                                                                                     \

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ..errors import BuildError
-from ..program.build import build
+from ..kernels.build import build
 from .buffers import Bytes, DeviceSets
 from .contender import Contender, WrongResultError, failure
 from .workloads import Workload

@@ -12,7 +12,7 @@ from typing import Any
 from ..device import DeviceInfo
 from ..device.cache import host_cache_bytes
 from ..device.info import cpu_fields, cpu_model
-from ..program.source import kernel_folder, kernel_hash
+from ..kernels.source import kernel_folder, kernel_hash
 from .buffers import usable_cpus
 
 PACKAGES = ("clrope", "numpy", "pyopencl", "ml-dtypes", "pocl-binary-distribution", "intel-opencl-rt")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyopencl
 
     from ..device import DeviceInfo
-    from ..program.variants import Variant
+    from ..kernels.variant import Variant
 
 _ELF = b"\x7fELF\x02\x01\x01"  # of 64 bits, little endian
 _SYMBOL = re.compile(r"^[0-9a-f]+ <(.+)>:$")

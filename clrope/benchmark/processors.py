@@ -10,7 +10,7 @@ import numpy as np
 
 from ..device import queue_for
 from ..errors import DeviceError
-from ..program.build import build
+from ..kernels.build import build
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import ConfigError
-from ..program.build import kernels_from
-from ..program.candidates import candidates
-from ..program.variants import Pairing, Variant
+from ..kernels.problem import Pairing
+from ..kernels.variant import Variant, candidates
 from .buffers import DeviceSets, make_inputs
 from .contender import Contender, WrongResultError, rounds, warm_up
 from .runner import open_bench
@@ -82,8 +81,11 @@ def compare_spellings(
     sets = DeviceSets(bench.profiled, device, inputs)
     ours: dict[str, Contender] = {}  # the chooser's first
     for variant, text in itertools.product((None, *some), (None, *folders)):
-        with kernels_from(text):
-            made = on_device(sets, bench.profiled, judge, "device", variant)
+        if text is not None:
+            # The chosen variant is the first in `ours`.
+            own = variant or Variant.from_dict(next(iter(ours.values())).details["variants"][0])
+            variant = own.from_folder(text)
+        made = on_device(sets, bench.profiled, judge, "device", variant)
         name = " + ".join(str(Variant.from_dict(d)) for d in made.details["variants"])
         name += f" from {text}" if text else ""
         if name not in ours:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from ..arrays import Operand, check_out, operand
 from ..errors import DeviceError, ShapeError
+from ..kernels.variant import Variant
 from ..layout import TensorView
-from ..program.variants import Variant
 from .chunks import Chunk, chunks_that_fit
 from .launch import Launch
 from .memory import PAGE, HostBuffers, Stretch, in_order, stretch_of

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..host_memory import empty
-from ..program import tuning
-from ..program.variants import BUFFER_ALIGNMENT
+from ..kernels.problem import BUFFER_ALIGNMENT
+from ..select import database
 from .memory import PAGE
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _describe(
         places = positions.shape, positions.dtype
     else:
         return None
-    return (several, tuple(kinds), places, bool(forward), layout, tuning.edition()), inputs, outputs
+    return (several, tuple(kinds), places, bool(forward), layout, database.generation()), inputs, outputs
 
 
 def _kind_of(a: npt.NDArray[Any]) -> tuple[Any, ...]:

@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from ..angles import AngleTable, angle_table
 from ..config import RopeConfig
+from ..kernels import cos_sin, cos_sin_ggml, gather
+from ..kernels.launch import LaunchSpec
+from ..kernels.problem import AngleForm
 from ..layout import TensorView
-from ..program.build import program
-from ..program.defaults import stage1_options
-from ..program.variants import STORAGE_OPTIONS
-from .launch import Launch, local_size_for
+from .launch import Launch
+from .programs import program
 
 if TYPE_CHECKING:
     import pyopencl
@@ -185,39 +186,26 @@ def _compute(
     size = count * pairs * (8 if real == "f64" else 4)
     cosine, sine = (cl.Buffer(context, cl.mem_flags.READ_WRITE, size) for _ in range(2))
     positions = upload(context, rows)
-    scalar = np.float64 if real == "f64" else np.float32
     constants = _constants(context, config, table, state)
-    options = [STORAGE_OPTIONS[real]]
+    one_axis = rows.shape[0] == 1 or not table.axis.any()
+    bound: dict[str, Any] = {"positions": positions, "cosine": cosine, "sine": sine}
     if config.angles == "ggml":
         g = table.ggml
-        exponent, factor, mix, axis = constants
-        launch = Launch(
-            program(context, queue.device, "cache_init_ggml.cl", options),
-            "rope_cache_init_ggml",
-            (pairs, count),
-            local_size_for(device.kind, 2),
-            [positions, np.int32(count), np.int32(pairs), g.theta_scale, g.freq_scale, g.magnitude, np.int32(g.yarn),
-             exponent, factor, mix, axis, cosine, sine],
-        )  # fmt: skip
+        spec = cos_sin_ggml.spec(
+            pairs, count, real, AngleForm(), device, g.theta_scale, g.freq_scale, g.magnitude, g.yarn
+        )
+        bound |= dict(zip(("exponent", "factor", "mix", "axis"), constants, strict=True))
     else:
-        step, step_low, axis = constants
-        per_item = pairs if device.kind == "cpu" else 1
-        one_axis = rows.shape[0] == 1 or not table.axis.any()
-        if one_axis:
-            options.append("-DONE_AXIS")
-        if wide:
-            options.append("-DWIDE_PHASE")
-        elif one_axis:
-            options += stage1_options(device, real, per_item)
-        launch = Launch(
-            program(context, queue.device, "cache_init.cl", options),
-            "rope_cache_init",
-            (-(-pairs // per_item), count),
-            local_size_for(device.kind, 2),
-            [positions, np.int32(count), np.int32(pairs), np.int32(per_item), step, step_low, axis,
-             scalar(table.magnitude), cosine, sine],
-        )  # fmt: skip
+        spec = cos_sin.spec(pairs, count, real, AngleForm(one_axis=one_axis, wide=wide), device)
+        bound |= dict(zip(("step", "step_low", "axis"), constants, strict=True))
+        bound["magnitude"] = (np.float64 if real == "f64" else np.float32)(table.magnitude)
+    launch = _launch(context, queue.device, spec, bound)
     return Tables(cosine, sine, launch.enqueue(queue))
+
+
+def _launch(context: pyopencl.Context, device: pyopencl.Device, spec: LaunchSpec, bound: dict[str, Any]) -> Launch:
+    arguments = [bound[name] if value is None else value for name, value in spec.arguments]
+    return Launch(program(context, device, spec), spec.function, spec.global_size, spec.local_size, arguments)
 
 
 def _constants(
@@ -246,7 +234,7 @@ class TableColumns:
 
 def tables_of_arrays(
     queue: pyopencl.CommandQueue,
-    kind: str,
+    device: DeviceInfo,
     cosine: tuple[pyopencl.Buffer, TensorView],
     sine: tuple[pyopencl.Buffer, TensorView],
     columns: TableColumns,
@@ -269,16 +257,13 @@ def tables_of_arrays(
         for view in (cos_view, sin_view)
         for n in (view.offset, view.strides[0], view.strides[1], view.strides[3])
     ]
-    options = [STORAGE_OPTIONS[cos_view.dtype]]
-    if real == "f64" and cos_view.dtype != "f64":
-        options.append("-DREAL_F64")
-    launch = Launch(
-        program(context, queue.device, "gather_tables.cl", options),
-        "rope_gather_tables",
-        (columns.width, rows),
-        local_size_for(kind, 2),
-        [cos_buffer, *where[:4], sin_buffer, *where[4:], picked, np.int32(index is not None),
-         np.int32(rows_per_batch), np.int32(columns.width), np.int32(columns.split), np.int32(columns.step),
-         np.int32(columns.distance), *outputs],
-    )  # fmt: skip
+    spec = gather.spec(columns.width, rows, cos_view.dtype, real, device)
+    tables = [f"{table}_{name}" for table in ("cosine", "sine") for name in ("offset", "batch", "row", "column")]
+    bound: dict[str, Any] = {
+        **dict(zip(tables, where, strict=True)), "cosine_table": cos_buffer, "sine_table": sin_buffer,
+        "index": picked, "indexed": np.int32(index is not None), "rows_per_batch": np.int32(rows_per_batch),
+        "split": np.int32(columns.split), "step": np.int32(columns.step), "distance": np.int32(columns.distance),
+        "cosine": outputs[0], "sine": outputs[1],
+    }  # fmt: skip
+    launch = _launch(context, queue.device, spec, bound)
     return Tables(outputs[0], outputs[1], launch.enqueue(queue, wait_for), columns.full)

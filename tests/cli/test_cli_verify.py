@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from clrope import DeviceInfo
-from clrope.program.source import kernel_folder
+from clrope.kernels.source import kernel_folder
 from clrope.suite import runner
 
 ROOT = Path(__file__).parent.parent.parent
@@ -102,7 +102,7 @@ def test_verify_ends_with_1_for_a_wrong_kernel(
     assert right in text
     (folder / file).write_text(text.replace(right, wrong, 1), encoding="utf-8")
     code = (
-        "import pathlib; from clrope.program import source; "
+        "import pathlib; from clrope.kernels import source; "
         f"source.kernel_folder = lambda: pathlib.Path({str(folder)!r}); from clrope.cli.main import main; main()"
     )
     kind = "f32" if "coefficient" in message or "bits" in message else "f16"

@@ -14,9 +14,9 @@ from helpers import aligned_memory
 
 import clrope
 from clrope.emulation import emulate_rope
-from clrope.program import tuning
-from clrope.program.outcome import Outcome, Purpose, Record
-from clrope.program.variants import STRIDED, Variant
+from clrope.kernels.variant import STRIDED, Variant
+from clrope.select import database
+from clrope.select.records import Record, TuningKey, VariantResult
 
 CONFIG = clrope.RopeConfig("neox", n_dims=64)
 SHAPE = (3, 2, 4, 64)
@@ -87,7 +87,7 @@ def test_address_decides_anew(device: clrope.DeviceInfo, rng: np.random.Generato
 
 def test_tuning_changes_the_next_call(cpu: clrope.DeviceInfo, cache: Path, rng: np.random.Generator) -> None:
     op, x = clrope.Rope(CONFIG, cpu), values(rng)
-    purpose = Purpose("f32", "neox", False, "small")
+    key = TuningKey("f32", "neox", False, "small")
 
     def launched() -> Variant:
         plan = op.plan(x, 3)
@@ -97,12 +97,12 @@ def test_tuning_changes_the_next_call(cpu: clrope.DeviceInfo, cache: Path, rng: 
     untuned = launched()
     for width in (2, 4):
         winner = Variant(width=width)
-        tuning.save(cpu, [Record(purpose, (Outcome(winner, "ok", seconds=1e-3),), 1 << 16)])
+        database.save(cpu, [Record(key, (VariantResult(winner, "ok", seconds=1e-3),), 1 << 16)])
         assert launched() == winner
-    broken = tuple(Outcome(v, "wrong") for v in {untuned, Variant(width=8)})
-    tuning.save(cpu, [Record(purpose, (*broken, Outcome(STRIDED, "slower", seconds=1e-3)), 1 << 16)])
+    broken = tuple(VariantResult(v, "wrong") for v in {untuned, Variant(width=8)})
+    database.save(cpu, [Record(key, (*broken, VariantResult(STRIDED, "slower", seconds=1e-3)), 1 << 16)])
     assert launched() not in (untuned, Variant(width=8), Variant(width=4))
-    tuning.forget(cpu)
+    database.forget(cpu)
     assert launched() == untuned
 
 
@@ -111,7 +111,9 @@ def test_another_cache_is_another_tuning(
 ) -> None:
     op, x = clrope.Rope(CONFIG, cpu), values(rng)
     untuned = op.plan(x, 3).variants
-    tuning.save(cpu, [Record(Purpose("f32", "neox", False, "small"), (Outcome(Variant(width=2), "ok"),), 1 << 16)])
+    database.save(
+        cpu, [Record(TuningKey("f32", "neox", False, "small"), (VariantResult(Variant(width=2), "ok"),), 1 << 16)]
+    )
     assert op.plan(x, 3).variants == [Variant(width=2)]
     monkeypatch.setenv("CLROPE_CACHE_DIR", str(tmp_path / "other"))
     assert op.plan(x, 3).variants == untuned

@@ -1,4 +1,4 @@
-"""Which of several spellings is fastest on a machine whose speed changes: each runs in each round, judged within it."""
+"""Which of several variants is fastest on a machine whose speed changes: each runs in every round."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ Runner = TypeVar("Runner", bound=Hashable)
 class Race(Generic[Runner]):
     """Times of some runners, taken in rounds, each round in an order of its own.
 
-    runners: those that compete. beside: one that is timed with them in every round, and not judged.
+    runners: those that compete. reference: one that is timed with them in every round, and does not compete.
 
     A round is short, so that a change of the machine's speed (memory, clock, what else runs on it) hits all of a round
     alike. Best times, or medians of times, would favour whoever met the fast spells.
     """
 
-    def __init__(self, runners: Sequence[Runner], rng: np.random.Generator, beside: Runner | None = None) -> None:
+    def __init__(self, runners: Sequence[Runner], rng: np.random.Generator, reference: Runner | None = None) -> None:
         self._rng = rng
-        self._beside = beside
+        self._reference = reference
         self.alive: list[Runner] = list(runners)
         self.rounds: list[dict[Runner, float]] = []
 
     def round(self, seconds_of: Callable[[Runner], float]) -> None:
         """Time everyone once, in random order: what one leaves in the caches is not always the same one's gain."""
-        entrants = [*self.alive, *([] if self._beside is None else [self._beside])]
+        entrants = [*self.alive, *([] if self._reference is None else [self._reference])]
         times = {entrants[n]: seconds_of(entrants[n]) for n in self._rng.permutation(len(entrants))}
         self.rounds.append(times)
         if len(self.rounds) in CUTS:
@@ -47,7 +47,7 @@ class Race(Generic[Runner]):
 
         The pace of a round is the median of those that are in all rounds.
         """
-        steady = self.alive or ([] if self._beside is None else [self._beside])
+        steady = self.alive or ([] if self._reference is None else [self._reference])
         if not self.rounds or not steady:
             return {}
         paces = [median(times[r] for r in steady) for times in self.rounds]

@@ -1,12 +1,15 @@
-"""Kernels that move bytes and do nothing else: the speed that no rotation of the same bytes can pass."""
+"""Kernels that move bytes and do nothing else: the limit for a rotation of the same bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..errors import BuildError
-from .build import build
+from ..kernels.build import build
+from ..kernels.launch import Launch, LaunchSpec, local_size_for
 
 if TYPE_CHECKING:
     import pyopencl
@@ -38,26 +41,27 @@ VECTOR_BYTES = 32
 
 def ceiling_launches(
     context: pyopencl.Context, device: DeviceInfo, places: Sequence[tuple[Any, Any]], nbytes: int
-) -> list[list[Any]]:
-    """Return for each spelling that builds the bound launches that copy x to y, or scale where those are one buffer.
+) -> list[list[Launch]]:
+    """Return for each variant that builds the bound launches that copy x to y, or scale where those are one buffer.
 
     places: (x, y), all of one kind.
     """
-    import numpy as np
-
-    from ..schedule.launch import Launch, local_size_for
-
     item = ITEM_BYTES.get(device.kind, VECTOR_BYTES)
     while nbytes % item:
         item //= 2
     scale = ["-DSCALE"] if places[0][0] is places[0][1] else []
-    size, local = (nbytes // item,), local_size_for(device.kind, 1)
     out = []
     for store in ([], ["-DNONTEMPORAL"]):
-        options = [f"-DVECTORS={item // VECTOR_BYTES}", *scale, *store]
+        spec = LaunchSpec(
+            "ceiling.cl", "ceiling", (f"-DVECTORS={item // VECTOR_BYTES}", *scale, *store), (nbytes // item,),
+            local_size_for(device.kind, 1), (("x", None), ("y", None), ("factor", np.float32(1.0))), SOURCE,
+        )  # fmt: skip
         try:
-            built = build(context, device.cl_device, SOURCE, options)
+            program = build(context, device.cl_device, spec.text, spec.options)
         except BuildError:
             continue
-        out.append([Launch(built, "ceiling", size, local, [x, y, np.float32(1.0)]) for x, y in places])
+        launches = [Launch(program, spec) for _ in places]
+        for launch, (x, y) in zip(launches, places, strict=True):
+            launch.bind({"x": x, "y": y})
+        out.append(launches)
     return out

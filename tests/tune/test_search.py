@@ -1,6 +1,6 @@
-"""Tuning on the devices: spellings that are broken on purpose, each in its own way, and what is used afterwards.
+"""Tuning on the devices: variants that are broken on purpose, each in its own way, and what is used afterwards.
 
-The broken ones are texts built in the place of a spelling's kernel (`tune(..., sources=)`): compiled, launched, crashed
+The broken ones are texts built in the place of a variant's own (`tune(..., sources=)`): compiled, launched, crashed
 and hung by the driver itself.
 """
 
@@ -21,10 +21,11 @@ from clrope.device import child
 from clrope.device.cache import largest_cache
 from clrope.emulation import emulate_rope
 from clrope.errors import DeviceError
-from clrope.program import trial, tuner, tuning
-from clrope.program.outcome import SIZES, Outcome, Purpose, Tuning
-from clrope.program.tuner import tune
-from clrope.program.variants import STRIDED, Variant
+from clrope.kernels.variant import STRIDED, Variant
+from clrope.select import database
+from clrope.select.records import SIZES, TuningKey, TuningReport, VariantResult
+from clrope.tune import search, worker
+from clrope.tune.search import tune
 
 PARAMETERS = (
     "__global const float *x, const long x_offset, const long x_batch, const long x_token, const long x_head, "
@@ -55,16 +56,18 @@ BROKEN = {
     Variant(width=4, prepared=True): ("crash", text(f"{PLACE} = *(volatile __global float *)((long)heads);")),
     Variant(width=8): ("timeout", text(f"volatile int go = 1; while (go) {PLACE} = 1.0f;")),
 }
-PURPOSES = [Purpose("f32", "neox", in_place, size) for in_place in (False, True) for size in SIZES]
+KEYS = [TuningKey("f32", "neox", in_place, size) for in_place in (False, True) for size in SIZES]
 NBYTES = {"small": 32 << 10, "medium": 1 << 20, "large": 2 << 20}
 
 
-def tuned(device: clrope.DeviceInfo, variants: list[Variant], seconds: float = 30.0, **arguments: object) -> Tuning:
-    return tune(device, seconds, PURPOSES, variants=variants, nbytes=NBYTES, **arguments)  # type: ignore[arg-type]
+def tuned(
+    device: clrope.DeviceInfo, variants: list[Variant], seconds: float = 30.0, **arguments: object
+) -> TuningReport:
+    return tune(device, seconds, KEYS, variants=variants, nbytes=NBYTES, **arguments)  # type: ignore[arg-type]
 
 
 def assert_used(device: clrope.DeviceInfo, variant: Variant, rng: np.random.Generator) -> None:
-    """Both sizes, in place and out of it, are rotated by this spelling, to the right bits."""
+    """Both sizes, in place and out of it, are rotated by this variant, to the right bits."""
     config = RopeConfig("neox", 128)
     for tokens in (3, 200):
         x = rng.standard_normal((tokens, 32, 128)).astype(np.float32)
@@ -75,17 +78,17 @@ def assert_used(device: clrope.DeviceInfo, variant: Variant, rng: np.random.Gene
             np.testing.assert_array_equal(plan.run(), want)
 
 
-def test_broken_spellings(device: clrope.DeviceInfo, cache: Path, rng: np.random.Generator, seed: int) -> None:
+def test_broken_variants(device: clrope.DeviceInfo, cache: Path, rng: np.random.Generator, seed: int) -> None:
     if device.kind != "cpu":
         pytest.skip("a kernel that never ends may hang what a GPU shows on the screen")
     order = [STRIDED, *BROKEN, GOOD]
     sources = {variant: source for variant, (_, source) in BROKEN.items()}
     result = tuned(device, order, sources=sources, limit=6.0, seed=seed)
     assert not result.left
-    assert not result.trouble
-    assert [r.purpose for r in result.records] == PURPOSES
+    assert not result.errors
+    assert [r.key for r in result.records] == KEYS
     for record in result.records:
-        found = {o.variant: o for o in record.outcomes}
+        found = {o.variant: o for o in record.results}
         assert set(found) == set(order)
         for variant, (kind, _) in BROKEN.items():
             assert found[variant].outcome == kind, f"{variant}: {found[variant]}"
@@ -93,13 +96,13 @@ def test_broken_spellings(device: clrope.DeviceInfo, cache: Path, rng: np.random
             assert found[variant].seconds is None
         assert found[Variant(width=1)].log.count("no_such_thing"), "the compiler's log is kept"
         assert record.winner in (STRIDED, GOOD)
-        assert record.judged_by == "emulation"
+        assert record.checked_against == "emulation"
         assert record.seed == seed
         assert sorted(o.outcome for o in (found[STRIDED], found[GOOD])) == ["ok", "slower"]
         assert all(found[v].seconds and found[v].gbs for v in (STRIDED, GOOD))
         assert record.ceiling_gbs
         assert record.ceiling_gbs > 0
-    assert tuning.known(device, "f32", "neox").broken == {v.spelling for v in BROKEN}
+    assert database.known(device, "f32", "neox").broken == {v.compiled for v in BROKEN}
     plan = clrope.Rope(RopeConfig("neox", 128), device).plan(np.zeros((3, 32, 128), np.float32), 0)
     assert plan.variants[0] in (STRIDED, GOOD)
 
@@ -115,7 +118,7 @@ def test_the_winner_is_used(device: clrope.DeviceInfo, cache: Path, rng: np.rand
 
 
 def test_the_child_dies_at_each_step(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The spelling that had begun is blamed, the others are gone on with, and nothing is tried twice for nothing."""
+    """The variant that had begun is blamed, the others are gone on with, and nothing is tried twice for nothing."""
     jobs = []
 
     def run(job: dict[str, object], env: object = None, **named: object) -> child.ChildResult:
@@ -143,10 +146,10 @@ def test_the_child_dies_at_each_step(cpu: clrope.DeviceInfo, cache: Path, monkey
     assert len(result.records) == 6
     for record in result.records:
         assert record.winner == STRIDED
-        assert Outcome(GOOD, "crash", "the driver crashed with SIGKILL while", "last words") in record.outcomes
-        assert Outcome(BEST, "timeout", "no end") in record.outcomes
-    assert len(result.trouble) == 1
-    assert "only for comparison" in result.trouble[0]
+        assert VariantResult(GOOD, "crash", "the driver crashed with SIGKILL while", "last words") in record.results
+        assert VariantResult(BEST, "timeout", "no end") in record.results
+    assert len(result.errors) == 1
+    assert "only for comparison" in result.errors[0]
 
 
 def test_large_is_from_memory(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,28 +162,28 @@ def test_large_is_from_memory(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: 
 
     monkeypatch.setattr(child, "run", run)
     known = replace(cpu, health=replace(cpu.health, copy_gbs=50.0), global_mem=16 << 30)
-    tune(known, 10.0, PURPOSES, variants=[STRIDED])
-    cases = dict(zip(PURPOSES, jobs[0]["cases"], strict=True))
-    for purpose, case in cases.items():
-        together = case["sets"] * case["nbytes"] * (1 if purpose.in_place else 2)
-        if purpose.size == "large":
+    tune(known, 10.0, KEYS, variants=[STRIDED])
+    cases = dict(zip(KEYS, jobs[0]["cases"], strict=True))
+    for key, case in cases.items():
+        together = case["sets"] * case["nbytes"] * (1 if key.in_place else 2)
+        if key.size == "large":
             assert max(256 << 20, min(4 * largest_cache(cpu), 3 << 30)) <= together <= known.global_mem // 4
         else:
             assert case["sets"] == 1
     # What is slow to fill, or small, has fewer.
     slow = replace(cpu, health=replace(cpu.health, copy_gbs=0.1))
-    assert tuner._sets(slow, 64 << 20) == 1
-    assert tuner._sets(replace(cpu, global_mem=1 << 30), 64 << 20) <= 4
+    assert search._sets(slow, 64 << 20) == 1
+    assert search._sets(replace(cpu, global_mem=1 << 30), 64 << 20) <= 4
 
 
 def test_sets_take_turns() -> None:
-    """Also from one spelling to the next: each goes on where the one before left off."""
+    """Also from one variant to the next: each goes on where the one before left off."""
     used: list[int] = []
     workload: Any = SimpleNamespace(turns=itertools.cycle(range(3)))
     queue: Any = SimpleNamespace(queue=SimpleNamespace(finish=lambda: None))
     enqueues = [lambda _, n=n: used.append(n) for n in range(3)]
     for repeat in (2, 1, 4):
-        assert 0 <= trial.Trial._time(queue, enqueues, repeat, workload) < 1
+        assert 0 <= worker.Worker._time(queue, enqueues, repeat, workload) < 1
     assert used == [0, 1, 2, 0, 1, 2, 0]
 
 
@@ -188,15 +191,15 @@ def test_a_child_that_cannot_begin(cpu: clrope.DeviceInfo, cache: Path, monkeypa
     monkeypatch.setattr(child, "available", lambda: False)
     result = tuned(cpu, [STRIDED, GOOD])
     assert result.records == []
-    assert result.left == PURPOSES
-    assert result.trouble == ["f32 neox: no Python executable to start a child process with"]
-    assert not (cache / "tuning.json").exists() or tuning.known(cpu, "f32", "neox").records == ()
+    assert result.left == KEYS
+    assert result.errors == ["f32 neox: no Python executable to start a child process with"]
+    assert not (cache / "tuning.json").exists() or database.known(cpu, "f32", "neox").records == ()
 
 
 def test_no_time(cpu: clrope.DeviceInfo, cache: Path) -> None:
     result = tune(cpu, 0.0)
     assert result.records == []
-    assert result.left == tuner.all_purposes(cpu)
+    assert result.left == search.all_keys(cpu)
 
 
 def test_an_unhealthy_device(cpu: clrope.DeviceInfo) -> None:
@@ -206,7 +209,7 @@ def test_an_unhealthy_device(cpu: clrope.DeviceInfo) -> None:
 
 
 def test_a_device_that_rounds_in_a_way_of_its_own(cpu: clrope.DeviceInfo, cache: Path, seed: int) -> None:
-    """Where the strided kernel is close to the emulation, but not it, the others are judged by the strided one."""
+    """Where the strided kernel is close to the emulation, but not the same, the others are checked against it."""
     body = (
         "const int head = get_global_id(1);"
         "const long token = get_global_id(2) % tokens, batch = get_global_id(2) / tokens;"
@@ -230,6 +233,6 @@ def test_a_device_that_rounds_in_a_way_of_its_own(cpu: clrope.DeviceInfo, cache:
     )
     result = tuned(cpu, [STRIDED, GOOD], seconds=10.0, sources={STRIDED: strided}, seed=seed)
     for record in result.records:
-        outcomes = {o.variant: o.outcome for o in record.outcomes}
+        outcomes = {o.variant: o.outcome for o in record.results}
         assert outcomes == {STRIDED: "ok", GOOD: "wrong"}
-        assert record.judged_by == "strided"
+        assert record.checked_against == "strided"

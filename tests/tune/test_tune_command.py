@@ -12,18 +12,19 @@ from typer.testing import CliRunner
 
 import clrope
 from clrope.cli.main import app
-from clrope.program import tuner, tuning
-from clrope.program.defaults import default_for
-from clrope.program.outcome import Outcome, Purpose, Record
-from clrope.program.variants import STRIDED, Variant
+from clrope.kernels.variant import STRIDED, Variant
+from clrope.select import database
+from clrope.select.defaults import default_for
+from clrope.select.records import Record, TuningKey, VariantResult
+from clrope.tune import search
 
-PURPOSE = Purpose("f32", "neox", False, "large")
+KEY = TuningKey("f32", "neox", False, "large")
 RECORD = Record(
-    PURPOSE,
+    KEY,
     (
-        Outcome(Variant(width=8), "slower", seconds=2e-3, gbs=16.0),
-        Outcome(Variant(width=4), "ok", seconds=1e-3, gbs=32.0),
-        Outcome(STRIDED, "crash", "the driver crashed with SIGSEGV", "last words"),
+        VariantResult(Variant(width=8), "slower", seconds=2e-3, gbs=16.0),
+        VariantResult(Variant(width=4), "ok", seconds=1e-3, gbs=32.0),
+        VariantResult(STRIDED, "crash", "the driver crashed with SIGSEGV", "last words"),
     ),
     16 << 20,
     ceiling_gbs=40.0,
@@ -39,22 +40,22 @@ def test_show(cpu: clrope.DeviceInfo, cache: Path) -> None:
     code, text = run("--device", cpu.index, "--show")
     assert code == 1
     assert "not tuned: f32 neox out of place large" in text
-    tuning.save(cpu, [RECORD])
+    database.save(cpu, [RECORD])
     code, text = run("--device", cpu.index, "--show", "--type", "f32")
     assert code == 0
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "f32 neox out of place large 16 MiB 32 0.80 - rows4 builtin 3" in lines
     assert "crash strided the driver crashed with SIGSEGV" in lines
     assert "rows8" not in text
-    default = Outcome(default_for(cpu, PURPOSE), "slower", gbs=8.0)
-    tuning.save(cpu, [replace(RECORD, outcomes=(*RECORD.outcomes, default))])
+    default = VariantResult(default_for(cpu, KEY), "slower", gbs=8.0)
+    database.save(cpu, [replace(RECORD, results=(*RECORD.results, default))])
     assert " 0.25   rows4 builtin" in run("--device", cpu.index, "--show")[1], "the default's share of what is fastest"
-    tuning.save(cpu, [replace(RECORD, outcomes=RECORD.outcomes[-1:])])
+    database.save(cpu, [replace(RECORD, results=RECORD.results[-1:])])
     assert "none works" in run("--device", cpu.index, "--show")[1]
 
 
 def test_details(cpu: clrope.DeviceInfo, cache: Path) -> None:
-    tuning.save(cpu, [RECORD])
+    database.save(cpu, [RECORD])
     code, text = run("--device", cpu.index, "--show", "--type", "f32", "--details")
     assert code == 0
     lines = [line.split() for line in text.splitlines()]
@@ -66,24 +67,24 @@ def test_details(cpu: clrope.DeviceInfo, cache: Path) -> None:
 
 
 def test_show_as_json(cpu: clrope.DeviceInfo, cache: Path) -> None:
-    tuning.save(cpu, [RECORD])
+    database.save(cpu, [RECORD])
     code, text = run("--device", cpu.index, "--show", "--json")
     assert code == 0
     (entry,) = json.loads(text)["devices"]
     assert entry["device"] == cpu.key
     (record,) = entry["records"]
-    assert Record.from_dict(record).outcomes == RECORD.outcomes
+    assert Record.from_dict(record).results == RECORD.results
     assert record["winner"] == Variant(width=4).to_dict()
 
 
 def test_tune(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuner, "candidates", lambda *_: [STRIDED, Variant(width=4)])
-    monkeypatch.setattr(tuner, "NBYTES", {"small": 32 << 10, "medium": 1 << 20, "large": 2 << 20})
+    monkeypatch.setattr(search, "candidates", lambda *_: [STRIDED, Variant(width=4)])
+    monkeypatch.setattr(search, "NBYTES", {"small": 32 << 10, "medium": 1 << 20, "large": 2 << 20})
     code, text = run("--device", cpu.index, "--type", "f16", "--budget", "12")
     assert code == 0, text
     assert text.count("f16 neox") == 6
     assert text.count("f16 normal") == 6
-    assert len(tuning.known(cpu, "f16", "neox").records) == 6
+    assert len(database.known(cpu, "f16", "neox").records) == 6
     again, shown = run("--device", cpu.index, "--type", "f16", "--show")
     assert again == 0
     assert shown == text

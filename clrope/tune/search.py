@@ -1,6 +1,6 @@
 """The parent's side of tuning: a child process for each pairing and storage type, and what their ends mean.
 
-A child works through many spellings. When it crashes or hangs, the one that it had just begun is to blame, and a new
+A child works through many variants. When it crashes or hangs, the one that it had just begun is to blame, and a new
 child goes on with the rest. Nothing that a driver does harms this process.
 """
 
@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 from ..device import child
 from ..device.cache import largest_cache, sets_beyond
 from ..errors import DeviceError
-from . import tuning
-from .candidates import candidates
-from .defaults import default_for
-from .outcome import Outcome, OutcomeKind, Purpose, Record, SizeClass, Tuning, decided
-from .variants import STRIDED, Pairing, Variant
+from ..kernels.problem import Pairing
+from ..kernels.variant import STRIDED, Variant, candidates
+from ..select import database
+from ..select.defaults import default_for
+from ..select.records import OutcomeKind, Record, SizeClass, TuningKey, TuningReport, VariantResult, decided
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
 
-#: Seconds that one spelling may take to be built and run once.
+#: Seconds that one variant may take to be built and run once.
 VARIANT_LIMIT = 30.0
 #: What a size class is measured on; large: many of them in turn, together more than any cache.
 NBYTES: Mapping[SizeClass, int] = {"small": 64 << 10, "medium": 4 << 20, "large": 64 << 20}
@@ -38,17 +38,17 @@ _LEAST_SECONDS = 1.0
 Progress = Callable[[str, int, int], None]
 
 
-def all_purposes(device: DeviceInfo) -> list[Purpose]:
+def all_keys(device: DeviceInfo) -> list[TuningKey]:
     """Return everything that can be tuned on a device, the likeliest first."""
     pairings: tuple[Pairing, ...] = ("neox", "normal")
     types = ["f32", "f16", "bf16", *(["f64"] if device.fp64 else [])]
-    return [p for dtype in types for pairing in pairings for p in tuning.purposes(dtype, pairing)]
+    return [p for dtype in types for pairing in pairings for p in database.tuning_keys(dtype, pairing)]
 
 
 def tune(
     device: DeviceInfo,
     seconds: float = 120.0,
-    purposes: Sequence[Purpose] | None = None,
+    keys: Sequence[TuningKey] | None = None,
     *,
     progress: Progress | None = None,
     seed: int | None = None,
@@ -56,14 +56,13 @@ def tune(
     nbytes: Mapping[SizeClass, int] | None = None,
     limit: float = VARIANT_LIMIT,
     sources: Mapping[Variant, str] | None = None,
-) -> Tuning:
-    """Try every spelling on a device, remember what came of it, and return it. Later calls use the winners.
+) -> TuningReport:
+    """Try every variant on a device, remember the results, and return them. Later calls use the winners.
 
-    seconds: about how long; purposes for which there is no time are left as they were. purposes: which ones, default
-    all. progress: called with (what is being done, groups done, groups). seed: of the inputs. nbytes: of the tensors
-    that the size classes are measured on. limit: seconds for one spelling.
-    variants, sources: for the tests of this package: the spellings instead of all, and texts that are built in the
-    place of a spelling's kernel.
+    seconds: about how long; keys for which there is no time are left as they were. keys: which ones, default all.
+    progress: called with (what is being done, groups done, groups). seed: of the inputs. nbytes: of the tensors that
+    the size classes are measured on. limit: seconds for one variant. variants: which ones, default all candidates.
+    sources: texts that are built in the place of a variant's own.
     Raises `DeviceError` if the device is not healthy or no child process can be started for it.
     """
     if device.health.status == "unhealthy":
@@ -75,11 +74,11 @@ def tune(
     ordinal = next((n for n, d in enumerate(same) if d.index == device.index), None)
     if ordinal is None:
         raise DeviceError(f"device {device.name!r}: cannot be tuned, a fresh process would not find it")
-    groups: dict[tuple[str, Pairing], list[Purpose]] = {}
-    for purpose in all_purposes(device) if purposes is None else purposes:
-        groups.setdefault((purpose.dtype, purpose.pairing), []).append(purpose)
+    groups: dict[tuple[str, Pairing], list[TuningKey]] = {}
+    for key in all_keys(device) if keys is None else keys:
+        groups.setdefault((key.dtype, key.pairing), []).append(key)
     deadline = time.monotonic() + seconds
-    result = Tuning(device.key)
+    result = TuningReport(device.key)
     for number, ((dtype, pairing), wanted) in enumerate(groups.items()):
         if progress:
             progress(f"{dtype} {pairing}", number, len(groups))
@@ -95,11 +94,11 @@ def tune(
         )  # fmt: skip
         # What the earlier groups left over is for the later ones.
         records = group.run(time.monotonic() + left / (len(groups) - number))
-        tuning.save(device, records)
+        database.save(device, records)
         result.records.extend(records)
-        done = [record.purpose for record in records]
+        done = [record.key for record in records]
         result.left.extend(p for p in wanted if p not in done)
-        result.trouble.extend(f"{dtype} {pairing}: {line}" for line in group.trouble)
+        result.errors.extend(f"{dtype} {pairing}: {line}" for line in group.errors)
     if progress:
         progress("done", len(groups), len(groups))
     return result
@@ -125,38 +124,38 @@ def _sets(device: DeviceInfo, set_bytes: int) -> int:
 
 @dataclass
 class _Group:
-    """The spellings of one storage type and pairing on their way through as many children as it takes."""
+    """The variants for one storage type and pairing on their way through as many children as it takes."""
 
     device: DeviceInfo
     ordinal: int
     dtype: str
     pairing: Pairing
-    purposes: list[Purpose]
+    keys: list[TuningKey]
     variants: list[Variant]
     sizes: dict[SizeClass, int]
     limit: float
     sources: dict[Variant, str]
     seed: int
     ceiling: bool = True
-    judged_by: str = "emulation"
-    trouble: list[str] = field(default_factory=list)
-    #: What failed, by the spelling's number; and what is right.
-    failed: dict[int, Outcome] = field(default_factory=dict)
+    checked_against: str = "emulation"
+    errors: list[str] = field(default_factory=list)
+    #: What failed, by the variant's number; and what is right.
+    failed: dict[int, VariantResult] = field(default_factory=dict)
     right: list[int] = field(default_factory=list)
-    timed: dict[Purpose, dict[str, Any]] = field(default_factory=dict)
+    timed: dict[TuningKey, dict[str, Any]] = field(default_factory=dict)
 
     def run(self, deadline: float) -> list[Record]:
-        """Return a record for every purpose that was timed, or for all if no spelling works."""
+        """Return a record for every key that was timed, or for all if no variant works."""
         while True:
             todo = [n for n in range(len(self.variants)) if n not in self.failed and n not in self.right]
-            cases = [p for p in self.purposes if p not in self.timed]
+            cases = [p for p in self.keys if p not in self.timed]
             left = deadline - time.monotonic()
             if not cases or (left < _LEAST_SECONDS and self.timed):
                 break
             # After crashes the time may be over with nothing measured: then a little more.
             left = max(left, 4 * _LEAST_SECONDS)
             result = child.run(
-                self._job(todo, cases, left), module="clrope.program.trial", limit=2 * left + self.limit + 60
+                self._job(todo, cases, left), module="clrope.tune.worker", limit=2 * left + self.limit + 60
             )
             begun = self._take(result.entries, cases)
             if result.outcome == "ok":
@@ -165,29 +164,29 @@ class _Group:
                 break
         return self._records()
 
-    def _job(self, todo: list[int], cases: list[Purpose], seconds: float) -> dict[str, Any]:
+    def _job(self, todo: list[int], cases: list[TuningKey], seconds: float) -> dict[str, Any]:
         return {
             "device": self.device.key, "ordinal": self.ordinal, "dtype": self.dtype, "pairing": self.pairing,
             "variants": [v.to_dict() for v in self.variants], "todo": todo, "usable": list(self.right),
             "cases": [self._case(p) for p in cases],
             "seconds": seconds, "limit": self.limit, "seed": self.seed, "ceiling": self.ceiling,
-            "judged_by": self.judged_by,
+            "checked_against": self.checked_against,
             "sources": {n: self.sources[v] for n, v in enumerate(self.variants) if v in self.sources},
         }  # fmt: skip
 
-    def _case(self, purpose: Purpose) -> dict[str, Any]:
-        nbytes = self.sizes[purpose.size]
-        sets = _sets(self.device, nbytes * (1 if purpose.in_place else 2)) if purpose.size == "large" else 1
-        return {"in_place": purpose.in_place, "nbytes": nbytes, "sets": sets}
+    def _case(self, key: TuningKey) -> dict[str, Any]:
+        nbytes = self.sizes[key.size]
+        sets = _sets(self.device, nbytes * (1 if key.in_place else 2)) if key.size == "large" else 1
+        return {"in_place": key.in_place, "nbytes": nbytes, "sets": sets}
 
-    def _take(self, entries: list[dict[str, Any]], cases: list[Purpose]) -> int | str | None:
+    def _take(self, entries: list[dict[str, Any]], cases: list[TuningKey]) -> int | str | None:
         """Take in what a child wrote; returns what it had begun and not ended."""
         begun: int | str | None = None
         for entry in entries:
             if "begin" in entry:
                 begun = entry["begin"]
-            elif "judged_by" in entry:
-                self.judged_by = entry["judged_by"]
+            elif "checked_against" in entry:
+                self.checked_against = entry["checked_against"]
             elif "end" in entry:
                 begun = None
                 number = entry["end"]
@@ -203,7 +202,7 @@ class _Group:
         return begun
 
     def _fail(self, number: int, outcome: OutcomeKind, reason: str, log: str = "") -> None:
-        self.failed[number] = Outcome(self.variants[number], outcome, reason, log)
+        self.failed[number] = VariantResult(self.variants[number], outcome, reason, log)
         if number in self.right:
             self.right.remove(number)
 
@@ -219,39 +218,39 @@ class _Group:
             return True
         if begun == "ceiling" and self.ceiling:
             self.ceiling = False
-            self.trouble.append(f"the copy kernels, which are only for comparison: {result.reason}")
+            self.errors.append(f"the copy kernels, which are only for comparison: {result.reason}")
             return True
-        self.trouble.append(result.reason)
+        self.errors.append(result.reason)
         return False
 
     def _records(self) -> list[Record]:
         records = []
-        for purpose in self.purposes:
-            entry = self.timed.get(purpose)
+        for key in self.keys:
+            entry = self.timed.get(key)
             if entry is None and self.right:
                 continue  # no time was left for it
             if entry is None and not self.failed:
                 continue
-            nbytes = entry["nbytes"] if entry else self.sizes[purpose.size]
+            nbytes = entry["nbytes"] if entry else self.sizes[key.size]
             times = {int(n): s for n, s in entry["seconds"].items()} if entry else {}
-            outcomes = []
+            results = []
             for number, variant in enumerate(self.variants):
                 if number in self.failed:
-                    outcomes.append(self.failed[number])
+                    results.append(self.failed[number])
                 elif number in times:
                     rate = round(2 * nbytes / times[number] / 1e9, 3)
-                    outcomes.append(Outcome(variant, "slower", seconds=times[number], gbs=rate))
+                    results.append(VariantResult(variant, "slower", seconds=times[number], gbs=rate))
             ceiling = entry["ceiling"] if entry else None
             records.append(
                 Record(
-                    purpose, decided(_in_order(outcomes, default_for(self.device, purpose)), purpose.size), nbytes,
-                    None if ceiling is None else round(2 * nbytes / ceiling / 1e9, 3), self.judged_by, self.seed,
+                    key, decided(_in_order(results, default_for(self.device, key)), key.size), nbytes,
+                    None if ceiling is None else round(2 * nbytes / ceiling / 1e9, 3), self.checked_against, self.seed,
                     time.time(),
                 )
             )  # fmt: skip
         return records
 
 
-def _in_order(outcomes: list[Outcome], default: Variant) -> list[Outcome]:
-    """Return them as they are preferred to an equal: the default first, the strided one, the fallback, last."""
-    return sorted(outcomes, key=lambda o: (o.variant != default, o.variant == STRIDED))
+def _in_order(results: list[VariantResult], default: Variant) -> list[VariantResult]:
+    """Return them in the order in which equals are preferred: the default first, the strided one last."""
+    return sorted(results, key=lambda o: (o.variant != default, o.variant == STRIDED))

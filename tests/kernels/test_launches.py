@@ -1,4 +1,4 @@
-"""The chosen spelling as it is launched: where it does not fit it gives way, and the bits stay the same."""
+"""The chosen variant as it is launched: where it does not fit it gives way, and the bits stay the same."""
 
 from __future__ import annotations
 
@@ -14,13 +14,21 @@ from clrope import RopeConfig
 from clrope.device import queue_for
 from clrope.emulation import emulate_rope
 from clrope.host_memory import empty
-from clrope.layout import DTYPES
-from clrope.program.candidates import candidates
-from clrope.program.defaults import MEDIUM_BYTES, MEDIUM_BYTES_OF, default_for
-from clrope.program.outcome import Purpose
-from clrope.program.variants import Variant
+from clrope.kernels import rows
+from clrope.kernels.problem import AngleForm, PairLayout, Problem
+from clrope.kernels.variant import Variant, candidates
+from clrope.layout import DTYPES, TensorView
+from clrope.select.defaults import default_for, medium_bytes
+from clrope.select.records import TuningKey
 
 FAST = Variant(width=8, access="clang", prepared=True, store="nontemporal")
+
+
+def whole_heads(dtype: str, mode: Any, head_dim: int) -> Problem:
+    """A dense tensor of a few heads."""
+    view = TensorView.dense((1, 4, 2, head_dim), dtype)
+    pairs = PairLayout.of_config(RopeConfig(mode, head_dim), head_dim)
+    return Problem(view.shape, dtype, view.strides, view.strides, pairs, angles=AngleForm(exact=True))
 
 
 def rotated(device: clrope.DeviceInfo, x: Any, out: Any, config: RopeConfig, variant: Variant | None) -> list[Variant]:
@@ -37,7 +45,7 @@ def rotated(device: clrope.DeviceInfo, x: Any, out: Any, config: RopeConfig, var
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_host_memory(device: clrope.DeviceInfo, rng: np.random.Generator, mode: Any, dtype: str) -> None:
     if device.kind != "cpu":
-        pytest.skip("stores past the cache are spelled for CPUs")
+        pytest.skip("non-temporal stores are for CPUs")
     if dtype == "f64" and not device.fp64:
         pytest.skip("no fp64")
     shape = (5, 2, 128)
@@ -45,9 +53,11 @@ def test_host_memory(device: clrope.DeviceInfo, rng: np.random.Generator, mode: 
     for shift in (0, 1, 2, 4):
         out = aligned_memory(x.size, x.dtype, shift).reshape(shape)
         (variant,) = rotated(device, x, out, RopeConfig(mode, 128), FAST)
-        aligned = shift * x.dtype.itemsize % FAST.store_bytes(dtype, mode, 64) == 0
+        aligned = shift * x.dtype.itemsize % rows.store_bytes(FAST.parameters, whole_heads(dtype, mode, 128)) == 0
         odd = dtype == "bf16" and shift == 1
-        assert variant == Variant("rows", variant.width, "clang", "nontemporal" if aligned else "staged", not odd)
+        assert variant == FAST.changed(
+            width=variant.width, store="nontemporal" if aligned else "staged", prepared=not odd
+        )
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -58,12 +68,12 @@ def test_defaults_of_small_and_medium_sizes(
 ) -> None:
     if dtype == "f64" and not device.fp64:
         pytest.skip("no fp64")
-    for tokens in (2, MEDIUM_BYTES_OF.get(device.platform, MEDIUM_BYTES) // (4 * 128 * DTYPES[dtype].itemsize)):
+    for tokens in (2, medium_bytes(device) // (4 * 128 * DTYPES[dtype].itemsize)):
         x = rng.standard_normal((tokens, 4, 128)).astype(DTYPES[dtype])
         out = x if in_place else aligned_memory(x.size, x.dtype, 1).reshape(x.shape)
         (variant,) = rotated(device, x, out, RopeConfig(mode, 128), None)
-        purpose = Purpose(dtype, mode, in_place, "small" if tokens == 2 else "medium")
-        streams = default_for(device, purpose).store == "nontemporal"
+        key = TuningKey(dtype, mode, in_place, "small" if tokens == 2 else "medium")
+        streams = default_for(device, key).store == "nontemporal"
         assert variant.store == ("staged" if streams else "plain")
         if not in_place:
             out = aligned_memory(x.size, x.dtype, 0).reshape(x.shape)
@@ -72,7 +82,7 @@ def test_defaults_of_small_and_medium_sizes(
 
 def test_an_opencl_array_with_an_offset(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     if device.kind != "cpu":
-        pytest.skip("stores past the cache are spelled for CPUs")
+        pytest.skip("non-temporal stores are for CPUs")
     import pyopencl as cl
     import pyopencl.array as cla
 
@@ -114,57 +124,32 @@ def test_heads_per_item(device: clrope.DeviceInfo, rng: np.random.Generator, mod
         assert rotated(device, x, out, RopeConfig(mode, 64), variant) == [variant]
 
 
-# Shape, which tokens, and whether a launch takes the batches for one: with positions of their own, with shared ones.
+# Shape, and which tokens.
 BATCHES = {
-    "one token each": ((6, 1, 3, 16), slice(None), True, True),
-    "one behind the other": ((3, 4, 3, 16), slice(None), True, False),
-    "tokens left out behind each": ((3, 4, 3, 16), slice(2), False, False),
-    "one of the tokens of each": ((6, 4, 3, 16), slice(1, 2), True, False),
+    "one token each": ((6, 1, 3, 16), slice(None)),
+    "contiguous": ((3, 4, 3, 16), slice(None)),
+    "tokens left out behind each": ((3, 4, 3, 16), slice(2)),
+    "one of the tokens of each": ((6, 4, 3, 16), slice(1, 2)),
 }
 
 
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("several", [False, True])
-@pytest.mark.parametrize("lie", BATCHES)
+@pytest.mark.parametrize("which", BATCHES)
 def test_batches_are_further_tokens_or_heads(
-    device: clrope.DeviceInfo, rng: np.random.Generator, mode: Any, several: bool, lie: str
+    device: clrope.DeviceInfo, rng: np.random.Generator, mode: Any, several: bool, which: str
 ) -> None:
-    shape, tokens, own, shared = BATCHES[lie]
+    shape, tokens = BATCHES[which]
     config = RopeConfig(mode)
     x = rng.standard_normal(shape).astype(np.float32)[:, tokens]
     positions = rng.integers(-9999, 9999, x.shape[:2])
     given = (x, x[:, :, :1].copy()) if several else (x,)
     op = clrope.Rope(config, device, variant=Variant(width=4))
-    for place, joined in ((positions, own), (positions[0], shared)):
+    for place in (positions, positions[0]):
         out = [np.full_like(a, np.nan) for a in given]
         plan = op.plan(given, place, out=out, transfer="map")
         for got, a in zip(plan.run(), given, strict=True):
             assert got.tobytes() == emulate_rope(a, place, config).tobytes()
-        bound = plan.binding()
-        # Where the device has memory of its own there is none.
-        assert bound is not None or device.kind != "cpu"
-        if bound is not None:
-            (launch,) = bound.launches
-            assert (launch.global_size[2] == 1) == joined
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_little_work_is_few_items(device: clrope.DeviceInfo, rng: np.random.Generator, shared: bool) -> None:
-    if device.kind != "cpu":
-        pytest.skip("a GPU wants many")
-    items = []
-    for batches in (1, 8, 64, 1024):
-        x = rng.standard_normal((batches, 1, 32, 128)).astype(np.float32)
-        positions = np.array([7]) if shared else np.arange(batches)[:, None]
-        plan = clrope.Rope(RopeConfig("neox"), device, variant=Variant(width=4)).plan(x, positions)
-        plan.run()
-        bound = plan.binding()
-        assert bound is not None
-        items.append(int(np.prod(bound.launches[0].global_size)))
-    assert items[0] == 1
-    assert items == sorted(items)
-    assert items[2] <= max(16, 4 * device.compute_units)
-    assert items[3] >= min(1024, 4 * device.compute_units)
 
 
 def test_every_candidate_gives_the_same(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
@@ -175,7 +160,10 @@ def test_every_candidate_gives_the_same(device: clrope.DeviceInfo, rng: np.rando
     x = rng.standard_normal((3, 2, 96)).astype(np.float32)
     for mode in ("normal", "neox"):
         for variant in candidates("cpu", "f32", mode):
-            if variant.kernel == "rows" and variant.store_bytes("f32", mode, 48) <= 4 * most:
+            if (
+                variant.kernel == "rows"
+                and rows.store_bytes(variant.parameters, whole_heads("f32", mode, 96)) <= 4 * most
+            ):
                 out = aligned_memory(x.size, x.dtype, 0).reshape(x.shape)
                 rotated(device, x, out, RopeConfig(mode, 96), variant)
 
@@ -235,7 +223,7 @@ def test_fused_angles_that_fetch_ahead(
 ) -> None:
     """Whole heads, parts of them, and heads that do not lie behind each other; to the last token of the memory."""
     if device.kind != "cpu":
-        pytest.skip("fetching ahead is spelled for CPUs")
+        pytest.skip("prefetching is for CPUs")
     variant = Variant(width=16, access="clang", prepared=True, prefetch=4096, prefetch_kind=kind, angles="fused",
                       store="nontemporal" if store == "nontemporal" else "plain")  # fmt: skip
     op = clrope.Rope(RopeConfig("normal", n_dims), device, variant=variant)
@@ -365,7 +353,7 @@ def test_pairs_that_are_left_over(
 ) -> None:
     """Pairs that do not fill a round of vectors, with tables of their own, in place and out of place."""
     if device.kind != "cpu":
-        pytest.skip("spelled for CPUs")
+        pytest.skip("for CPUs")
     if dtype == "f64" and not device.fp64:
         pytest.skip("no fp64")
     width = (16 if device.native_widths.float >= 16 else 8) // (2 if dtype == "f64" else 1)
@@ -391,7 +379,7 @@ def test_rest_of_a_head(
 ) -> None:
     """What is not rotated is copied to its last element, and nothing behind it is written."""
     if device.kind != "cpu":
-        pytest.skip("stores past the cache are spelled for CPUs")
+        pytest.skip("non-temporal stores are for CPUs")
     if dtype == "f64" and not device.fp64:
         pytest.skip("no fp64")
     widths = [8, 16] if device.native_widths.float >= 16 else [8]

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from clrope.program.race import CUTS, MOST_ROUNDS, Race
+from clrope.tune.race import CUTS, MOST_ROUNDS, Race
 
 #: What each takes at full speed.
 TRUE = {0: 1.05e-3, 1: 1e-3, 2: 1.15e-3, 3: 1.4e-3, 4: 4e-3, 5: 1.02e-3}
@@ -32,7 +32,7 @@ def test_speeds_of_the_machine_do_not_decide() -> None:
     firsts: Counter[int] = Counter()
     for _ in range(20):
         machine = Machine(rng)
-        race = Race(list(TRUE), rng, beside=9)
+        race = Race(list(TRUE), rng, reference=9)
         for _ in range(MOST_ROUNDS):
             race.round(machine.seconds_of)
         seconds = race.seconds()
@@ -47,12 +47,12 @@ def test_speeds_of_the_machine_do_not_decide() -> None:
         assert 1 in race.alive
         assert 4 not in race.alive
         assert machine.timed[4] == min(CUTS)
-        assert machine.timed[9] == MOST_ROUNDS, "what is timed beside never drops out"
+        assert machine.timed[9] == MOST_ROUNDS, "what is timed reference never drops out"
     assert firsts[1] + firsts[5] == 20
 
 
 def test_everyone_is_timed_once_a_round_in_changing_order(rng: np.random.Generator) -> None:
-    race = Race("abc", rng, beside="d")
+    race = Race("abc", rng, reference="d")
     orders = []
     for _ in range(max(CUTS) + 3):
         seen: list[str] = []
@@ -72,7 +72,7 @@ def test_one_alone_and_none(rng: np.random.Generator) -> None:
     empty: Race[int] = Race([], rng)
     empty.round(lambda _: 1.0)
     assert empty.seconds() == {}
-    beside: Race[int] = Race([], rng, beside=1)
+    reference: Race[int] = Race([], rng, reference=1)
     for _ in range(max(CUTS) + 1):
-        beside.round(lambda _: 2.0)
-    assert beside.seconds() == {1: 2.0}
+        reference.round(lambda _: 2.0)
+    assert reference.seconds() == {1: 2.0}

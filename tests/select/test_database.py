@@ -15,28 +15,38 @@ import numpy as np
 import pytest
 
 import clrope
+from clrope.kernels import source
+from clrope.kernels.problem import AngleForm, PairLayout, Problem
+from clrope.kernels.variant import KERNELS, STRIDED, Variant
 from clrope.layout import TensorView
-from clrope.program import defaults, source, tuning
-from clrope.program.chooser import choose
-from clrope.program.defaults import MEDIUM_BYTES, MEDIUM_BYTES_OF, default_for, size_class
-from clrope.program.outcome import OUTCOMES, Outcome, OutcomeKind, Purpose, Record, decided
-from clrope.program.variants import STRIDED, Placement, Variant, default_variant
-from clrope.schedule.geometry import Geometry
+from clrope.select import database, defaults
+from clrope.select.choice import select
+from clrope.select.defaults import default_for, medium_bytes, safe_variant, size_class
+from clrope.select.records import OUTCOMES, OutcomeKind, Record, TuningKey, VariantResult, decided
 
-PURPOSE = Purpose("f32", "neox", False, "large")
+KEY = TuningKey("f32", "neox", False, "large")
+FULL = AngleForm(full_tables=True)
 FAST, OTHER = Variant(width=2, prepared=True), Variant(width=2)
-SCHEMA = Path(clrope.__file__).parent / "program" / "data" / "tuning.schema.json"
 
 
-def record(purpose: Purpose = PURPOSE, winner: Variant = FAST, **broken: Any) -> Record:
-    outcomes = [Outcome(winner, "ok", seconds=1e-3, gbs=2.5), Outcome(STRIDED, "slower", seconds=2e-3, gbs=1.25)]
-    outcomes += [Outcome(v, kind, "because", "log") for kind, v in broken.items()]
-    return Record(purpose, tuple(outcomes), 1 << 20, ceiling_gbs=3.0, seed=7)
+def record(key: TuningKey = KEY, winner: Variant = FAST, **broken: Any) -> Record:
+    outcomes = [
+        VariantResult(winner, "ok", seconds=1e-3, gbs=2.5),
+        VariantResult(STRIDED, "slower", seconds=2e-3, gbs=1.25),
+    ]
+    outcomes += [VariantResult(v, kind, "because", "log") for kind, v in broken.items()]
+    return Record(key, tuple(outcomes), 1 << 20, ceiling_gbs=3.0, seed=7)
 
 
-def place(in_place: bool = False, tokens: int = 1 << 15) -> Placement:
+def place(in_place: bool = False, tokens: int = 1 << 15, **changes: Any) -> Problem:
     view = TensorView.dense((1, tokens, 2, 128), "f32")
-    return Placement(view, view, Geometry.of_config(clrope.RopeConfig("neox", 128), 128), in_place, phases=True)
+    pairs = PairLayout.of_config(clrope.RopeConfig("neox", 128), 128)
+    made = Problem(view.shape, "f32", view.strides, view.strides, pairs, in_place, angles=AngleForm(exact=True))
+    return replace(made, **changes)
+
+
+def choose(device: clrope.DeviceInfo, problem: Problem) -> Variant:
+    return select(device, problem, problem.nbytes)
 
 
 def stored(cache: Path) -> Any:
@@ -44,37 +54,37 @@ def stored(cache: Path) -> Any:
 
 
 def test_saved_and_found(cpu: clrope.DeviceInfo, cache: Path) -> None:
-    assert tuning.known(cpu, "f32", "neox").winner(False, "large") is None
-    tuning.save(cpu, [record()])
-    known = tuning.known(cpu, "f32", "neox")
+    assert database.known(cpu, "f32", "neox").winner(False, "large") is None
+    database.save(cpu, [record()])
+    known = database.known(cpu, "f32", "neox")
     assert known.winner(False, "large") == FAST
     assert known.winner(True, "large") is None
     assert known.winner(False, "small") is None
-    assert tuning.known(cpu, "f32", "normal").records == ()
-    assert tuning.known(cpu, "f16", "neox").records == ()
-    assert known.records[0].outcomes == record().outcomes
-    tuning.save(cpu, [record(winner=OTHER), record(replace(PURPOSE, size="small"))])
-    known = tuning.known(cpu, "f32", "neox")
+    assert database.known(cpu, "f32", "normal").records == ()
+    assert database.known(cpu, "f16", "neox").records == ()
+    assert known.records[0].results == record().results
+    database.save(cpu, [record(winner=OTHER), record(replace(KEY, size="small"))])
+    known = database.known(cpu, "f32", "neox")
     assert (known.winner(False, "large"), known.winner(False, "small")) == (OTHER, FAST)
-    tuning.forget(cpu)
-    assert tuning.known(cpu, "f32", "neox").records == ()
+    database.forget(cpu)
+    assert database.known(cpu, "f32", "neox").records == ()
     assert stored(cache)["records"] == {}
 
 
 def test_another_driver_cpu_or_kernel_is_unknown(
     cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tuning.save(cpu, [record()])
+    database.save(cpu, [record()])
     for other in (
         replace(cpu, driver_version="another"),
         replace(cpu, name="another"),
         replace(cpu, platform="another"),
         replace(cpu, pocl_cpu="another"),
     ):
-        assert tuning.known(other, "f32", "neox").records == ()
-    monkeypatch.setattr(tuning, "_cpu", lambda: "another")
-    tuning.forget_read()
-    assert tuning.known(cpu, "f32", "neox").records == ()
+        assert database.known(other, "f32", "neox").records == ()
+    monkeypatch.setattr(database, "_cpu", lambda: "another")
+    database.reread()
+    assert database.known(cpu, "f32", "neox").records == ()
 
 
 @pytest.fixture
@@ -99,84 +109,94 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_changed_kernel_is_unknown(
     cpu: clrope.DeviceInfo, cache: Path, kernels: Path, file: str, changes: bool
 ) -> None:
-    tuning.save(cpu, [record()])
-    assert tuning.known(cpu, "f32", "neox").winner(False, "large") == FAST
+    database.save(cpu, [record()])
+    assert database.known(cpu, "f32", "neox").winner(False, "large") == FAST
     with (kernels / file).open("a") as text:
         text.write("// changed\n")
     source.kernel_source.cache_clear()
     source.kernel_hash.cache_clear()
-    assert tuning.known(cpu, "f32", "neox").winner(False, "large") == (None if changes else FAST)
+    assert database.known(cpu, "f32", "neox").winner(False, "large") == (None if changes else FAST)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", '{"schema": "clrope.tuning/1", "records": {}}', '{"schema": "clrope.tuning/3"}', "[" * 9999,
-     '{"schema": "clrope.tuning/3", "records": []}', '{"schema": "clrope.tuning/3", "records": {"a": 1}}', "\udcff"],
+    ["", "{", "[]", "null", '{"schema": "clrope.tuning/2", "records": {}}', '{"schema": "clrope.tuning/4"}', "[" * 9999,
+     '{"schema": "clrope.tuning/4", "records": []}', '{"schema": "clrope.tuning/4", "records": {"a": 1}}', "\udcff"],
     ids=range(10),
 )  # fmt: skip
 def test_a_damaged_file(cpu: clrope.DeviceInfo, cache: Path, text: str) -> None:
     (cache / "tuning.json").write_bytes(text.encode(errors="surrogateescape"))
-    assert tuning.known(cpu, "f32", "neox").records == ()
-    tuning.save(cpu, [record()])
-    assert tuning.known(cpu, "f32", "neox").winner(False, "large") == FAST
+    assert database.known(cpu, "f32", "neox").records == ()
+    database.save(cpu, [record()])
+    assert database.known(cpu, "f32", "neox").winner(False, "large") == FAST
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda r: r.pop("outcomes"),
-        lambda r: r["outcomes"][0].update(outcome="great"),
-        lambda r: r["outcomes"][0]["variant"].update(width=3),
-        lambda r: r["outcomes"][0]["variant"].update(heads_per_item="2"),
-        lambda r: r["outcomes"][0]["variant"].pop("store"),
-        lambda r: r["outcomes"][0].update(seconds="fast"),
+        lambda r: r.pop("results"),
+        lambda r: r["results"][0].update(outcome="great"),
+        lambda r: r["results"][0]["variant"].update(width=3),
+        lambda r: r["results"][0]["variant"].update(heads_per_item="2"),
+        lambda r: r["results"][0]["variant"].pop("store"),
+        lambda r: r["results"][0].update(seconds="fast"),
         lambda r: r.update(pairing="both"),
         lambda r: r.update(in_place=True),  # a record under another's key
     ],
     ids=range(8),
 )
 def test_a_damaged_record(cpu: clrope.DeviceInfo, cache: Path, damage: Any) -> None:
-    small = replace(PURPOSE, size="small")
-    tuning.save(cpu, [record(), record(small)])
+    small = replace(KEY, size="small")
+    database.save(cpu, [record(), record(small)])
     data = stored(cache)
-    damage(data["records"][tuning.key(cpu, PURPOSE)])
+    damage(data["records"][database.record_name(cpu, KEY)])
     (cache / "tuning.json").write_text(json.dumps(data))
-    tuning.forget_read()
-    known = tuning.known(cpu, "f32", "neox")
+    database.reread()
+    known = database.known(cpu, "f32", "neox")
     assert known.winner(False, "large") is None
     assert known.winner(False, "small") == FAST
-    assert choose(cpu, place()) == default_for(cpu, PURPOSE).fitted(place())
+    assert choose(cpu, place()) == default_for(cpu, KEY).fit(place())
 
 
 def test_the_file_fits_its_schema(cpu: clrope.DeviceInfo, cache: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    schema = json.loads(SCHEMA.read_text())
+    schema = database.schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     check = jsonschema.Draft202012Validator(schema)
     broken = {kind: Variant(width=w) for kind, w in zip(OUTCOMES[1:6], (1, 2, 4, 8, 16), strict=True)}
-    tuning.save(cpu, [record(**broken), Record(replace(PURPOSE, in_place=True), (Outcome(FAST, "crash"),), 4096)])
+    database.save(cpu, [record(**broken), Record(replace(KEY, in_place=True), (VariantResult(FAST, "crash"),), 4096)])
     data = stored(cache)
     check.validate(data)
     first = next(iter(data["records"].values()))
-    assert set(schema["$defs"]["outcome"]["properties"]["outcome"]["enum"]) == set(OUTCOMES)
-    assert set(schema["$defs"]["variant"]["required"]) == set(FAST.to_dict())
-    first["outcomes"][0]["outcome"] = "great"
+    result = schema["properties"]["records"]["additionalProperties"]["properties"]["results"]["items"]
+    assert set(result["properties"]["outcome"]["enum"]) == set(OUTCOMES)
+    assert [set(kernel["required"]) for kernel in schema["$defs"]["variant"]["oneOf"]] == [
+        set(Variant(name).to_dict()) for name in KERNELS
+    ]
+    for damage in ({"width": 3}, {"width": "2"}, {"kernel": "cols"}, {"colour": 1}):
+        spoiled = json.loads(json.dumps(data))
+        next(iter(spoiled["records"].values()))["results"][0]["variant"].update(damage)
+        assert not check.is_valid(spoiled), damage
+    first["results"][0]["outcome"] = "great"
     assert not check.is_valid(data)
 
 
 WRITER = """
 import sys
 import clrope
-from clrope.program import tuning
-from clrope.program.outcome import Outcome, Purpose, Record
-from clrope.program.variants import Variant
+from clrope.select import database
+from clrope.select.records import Record, TuningKey, VariantResult
+from clrope.kernels.variant import Variant
 first, count, key = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 class Device:
-    pass
+    kind = platform = vendor = name = driver_version = ""
+    class native_widths:
+        float = 8
 for n in range(first, first + count):
     d = Device()
     d.key = f"{key} {n}"
-    tuning.save(d, [Record(Purpose("f32", "neox", False, "large"), (Outcome(Variant(), "ok", seconds=1.0),), 1 + n)])
+    result = VariantResult(Variant(), "ok", seconds=1.0)
+    database.save(d, [Record(TuningKey("f32", "neox", False, "large"), (result,), 1 + n)])
 """
 
 
@@ -195,39 +215,39 @@ def test_several_processes_at_once(cache: Path) -> None:
 
 
 def test_only_the_newest_are_kept(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "MOST_RECORDS", 3)
+    monkeypatch.setattr(database, "MOST_RECORDS", 3)
     for n in range(5):
-        tuning.save(replace(cpu, driver_version=str(n)), [record()])
-    found = [tuning.known(replace(cpu, driver_version=str(n)), "f32", "neox").records != () for n in range(5)]
+        database.save(replace(cpu, driver_version=str(n)), [record()])
+    found = [database.known(replace(cpu, driver_version=str(n)), "f32", "neox").records != () for n in range(5)]
     assert found == [False, False, True, True, True]
 
 
 def test_no_cache_directory(cpu: clrope.DeviceInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CLROPE_CACHE_DIR", str(tmp_path / "file" / "below"))
-    tuning.forget_read()
-    assert tuning.known(cpu, "f32", "neox").records == ()
-    assert choose(cpu, place()) == default_for(cpu, PURPOSE).fitted(place())
-    tuning.forget_read()
+    database.reread()
+    assert database.known(cpu, "f32", "neox").records == ()
+    assert choose(cpu, place()) == default_for(cpu, KEY).fit(place())
+    database.reread()
 
 
 def test_what_is_chosen(cpu: clrope.DeviceInfo, cache: Path) -> None:
-    assert choose(cpu, place()) == default_for(cpu, PURPOSE).fitted(place())
-    tuning.save(cpu, [record()])
+    assert choose(cpu, place()) == default_for(cpu, KEY).fit(place())
+    database.save(cpu, [record()])
     assert choose(cpu, place()) == FAST
-    assert choose(cpu, place(in_place=True)) == default_for(cpu, replace(PURPOSE, in_place=True))
-    assert choose(cpu, place(tokens=2)) == default_for(cpu, replace(PURPOSE, size="small"))
+    assert choose(cpu, place(in_place=True)) == default_for(cpu, replace(KEY, in_place=True))
+    assert choose(cpu, place(tokens=2)) == default_for(cpu, replace(KEY, size="small"))
     # The winner where it does not fit becomes what does.
-    assert choose(cpu, replace(place(), full_tables=True)) == OTHER
+    assert choose(cpu, replace(place(), angles=FULL)) == OTHER
 
 
 def test_angles_are_made_only_as_it_was_measured(cpu: clrope.DeviceInfo, cache: Path) -> None:
-    made = replace(FAST, angles="fused")
-    tuning.save(cpu, [record(winner=made)])
-    part = Geometry.of_config(clrope.RopeConfig("neox", 64), 128)
+    made = FAST.changed(angles="fused")
+    database.save(cpu, [record(winner=made)])
+    part = PairLayout.of_config(clrope.RopeConfig("neox", 64), 128)
     assert choose(cpu, place()) == made
-    assert choose(cpu, replace(place(), geometry=part)) == FAST
-    assert choose(cpu, replace(place(), sections=True)) == FAST
+    assert choose(cpu, replace(place(), pairs=part)) == FAST
+    assert choose(cpu, replace(place(), angles=AngleForm(exact=True, sections=True))) == FAST
     # Also in operations, by their configuration.
     for config, angles in (
         (clrope.RopeConfig("neox", 128), "fused"),
@@ -241,36 +261,36 @@ def test_angles_are_made_only_as_it_was_measured(cpu: clrope.DeviceInfo, cache: 
 
 @pytest.mark.parametrize("kind", ["build_error", "crash", "timeout", "wrong", "not_run"])
 def test_what_is_known_to_fail_is_not_chosen(cpu: clrope.DeviceInfo, cache: Path, kind: OutcomeKind) -> None:
-    default = default_for(cpu, PURPOSE)
-    safe = default_variant(cpu.kind, "f32", "neox")
+    default = default_for(cpu, KEY)
+    safe = safe_variant(cpu.kind, "f32", "neox")
     # Failed in place: not used out of place either; the winner degraded to it neither.
-    elsewhere = replace(PURPOSE, in_place=True, size="small")
+    elsewhere = replace(KEY, in_place=True, size="small")
     failed = {default, OTHER}
-    tuning.save(cpu, [record(), Record(elsewhere, tuple(Outcome(v, kind) for v in failed), 4096)])
+    database.save(cpu, [record(), Record(elsewhere, tuple(VariantResult(v, kind) for v in failed), 4096)])
     assert choose(cpu, place()) == FAST
-    assert choose(cpu, replace(place(), full_tables=True)).spelling not in failed  # FAST becomes OTHER there
-    assert choose(cpu, place(tokens=2)).spelling not in failed
-    failed |= {FAST, safe, default_for(cpu, elsewhere), default_for(cpu, replace(PURPOSE, size="small"))}
-    tuning.save(cpu, [Record(elsewhere, tuple(Outcome(v, kind) for v in failed), 4096)])
+    assert choose(cpu, replace(place(), angles=FULL)).compiled not in failed  # FAST becomes OTHER there
+    assert choose(cpu, place(tokens=2)).compiled not in failed
+    failed |= {FAST, safe, default_for(cpu, elsewhere), default_for(cpu, replace(KEY, size="small"))}
+    database.save(cpu, [Record(elsewhere, tuple(VariantResult(v, kind) for v in failed), 4096)])
     assert choose(cpu, place()) == STRIDED
-    tuning.save(cpu, [Record(elsewhere, tuple(Outcome(v, kind) for v in failed | {STRIDED}), 4096)])
+    database.save(cpu, [Record(elsewhere, tuple(VariantResult(v, kind) for v in failed | {STRIDED}), 4096)])
     with pytest.raises(
-        clrope.errors.DeviceError, match=r"every spelling of the kernel that fits f32 \[1, 32768, 2, 128"
+        clrope.errors.DeviceError, match=r"every variant of the kernels that supports f32 \[1, 32768, 2, 128"
     ):
         choose(cpu, place())
 
 
-def test_how_work_is_divided_does_not_make_a_spelling_whole(cpu: clrope.DeviceInfo, cache: Path) -> None:
-    safe = default_variant(cpu.kind, "f32", "neox")
-    tuning.save(cpu, [record(winner=replace(safe, heads_per_item=4), crash=replace(safe, heads_per_item=2))])
-    assert choose(cpu, place()).spelling != safe
+def test_how_work_is_divided_does_not_mend_a_variant(cpu: clrope.DeviceInfo, cache: Path) -> None:
+    safe = safe_variant(cpu.kind, "f32", "neox")
+    database.save(cpu, [record(winner=safe.changed(heads_per_item=4), crash=safe.changed(heads_per_item=2))])
+    assert choose(cpu, place()).compiled != safe
 
 
 def test_the_first_of_equals_wins() -> None:
-    def outcomes(*seconds: float | None) -> list[Outcome]:
+    def outcomes(*seconds: float | None) -> list[VariantResult]:
         widths = (1, 2, 4, 8)
         return [
-            Outcome(Variant(width=w), "slower" if s else "crash", seconds=s)
+            VariantResult(Variant(width=w), "slower" if s else "crash", seconds=s)
             for w, s in zip(widths, seconds, strict=False)
         ]
 
@@ -302,16 +322,16 @@ def test_size_classes(
 
 def test_a_cache_so_small_that_nothing_is_medium(cpu: clrope.DeviceInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(defaults, "host_cache_bytes", lambda: 1 << 20)
-    limit = MEDIUM_BYTES_OF.get(cpu.platform, MEDIUM_BYTES)
+    limit = medium_bytes(cpu)
     assert [size_class(cpu, n) for n in (limit - 1, limit)] == ["small", "large"]
 
 
 def test_what_a_call_rotates_altogether_decides_its_size(cpu: clrope.DeviceInfo, cache: Path) -> None:
     """q and k meet the caches together, and what takes one spelling is one launch."""
-    limit = MEDIUM_BYTES_OF.get(cpu.platform, MEDIUM_BYTES)
+    limit = medium_bytes(cpu)
     tokens = limit * 3 // 4 // (6 * 128 * 4)
-    medium, small = (replace(PURPOSE, size=size) for size in ("medium", "small"))
-    tuning.save(cpu, [Record(p, (Outcome(v, "ok"),), 4096) for p, v in ((medium, FAST), (small, OTHER))])
+    medium, small = (replace(KEY, size=size) for size in ("medium", "small"))
+    database.save(cpu, [Record(p, (VariantResult(v, "ok"),), 4096) for p, v in ((medium, FAST), (small, OTHER))])
     q, k = np.zeros((tokens, 6, 128), np.float32), np.zeros((tokens, 3, 128), np.float32)
     op = clrope.Rope(clrope.RopeConfig("neox"), cpu)
     for given, want in (((q,), OTHER), ((k,), OTHER), ((q, k), FAST)):

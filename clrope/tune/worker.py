@@ -1,9 +1,7 @@
-"""The child's side of tuning: build, run, check and time spellings on one device, saying first what is tried.
+"""The child's side of tuning: build, run, check and time variants on one device, saying first what is tried.
 
-Run by `device.child.run` in a process of its own, because some spellings end the process, or never end. Entries in the
-result file: `begin` (a spelling's number, or 'ceiling') before anything that may go wrong, then what came of it.
-This is the one place where this package of kernels looks forward to `schedule`: what is tried are the very launches
-that plans make.
+Run by `device.child.run` in a process of its own, because some variants end the process, or never end. Entries in the
+result file: `begin` (a variant's number, or 'ceiling') before anything that may go wrong, then what happened.
 """
 
 from __future__ import annotations
@@ -13,30 +11,39 @@ import json
 import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..device import child, probe
+from ..angles import angle_table
+from ..config import RopeConfig
+from ..device import child, devices, probe, queue_for
+from ..emulation import emulate_cos_sin, emulate_rotation
 from ..errors import BuildError, DeviceError
+from ..kernels.build import build
+from ..kernels.launch import Launch, LaunchSpec
+from ..kernels.problem import BUFFER_ALIGNMENT, AngleForm, Pairing, PairLayout, Problem
+from ..kernels.variant import STRIDED, Variant
+from ..layout import DTYPES, TensorView
+from ..reference import pair_indices
+from .ceiling import ceiling_launches
 from .race import MOST_ROUNDS, Race
-from .variants import STRIDED, Pairing, Placement, Variant
 
 if TYPE_CHECKING:
     import pyopencl
 
     from ..device import DeviceInfo
-    from ..schedule.geometry import Geometry
 
 POISON = 0xA5
-#: Largest NMSE of the strided kernel by which the others may be judged where a device rounds in a way of its own.
+#: Largest NMSE of the strided kernel with which the others are checked against it, on devices with their own rounding.
 CLOSE = {"f16": 1e-6, "bf16": 1e-4, "f32": 1e-10, "f64": 1e-18}
-#: Bytes of a tensor that a spelling rotates in a row, on the same buffers; in at most 20 runs.
+#: Bytes of a tensor that a variant rotates in a row, on the same buffers; in at most 20 runs.
 TURN_BYTES = 16 << 20
-#: Share of the time after which no further spelling is checked, so that those that are right get timed.
+#: Share of the time after which no further variant is checked, so that those that are right get timed.
 CHECKING = 0.7
 HEADS, HEAD_DIM = 32, 128
 _SAMPLE = 3  # tokens checked at the start, in the middle and at the end of what is timed
@@ -60,23 +67,23 @@ def main(job_path: str, result_path: str) -> None:
         import pyopencl  # noqa: F401
 
         write(stage="looking for the device")
-        trial = Trial(job, write, started)
-        trial.check_all()
+        worker = Worker(job, write, started)
+        worker.check_all()
         for number, case in enumerate(job["cases"]):
-            trial.time_case(number, case, len(job["cases"]) - number)
+            worker.time_case(number, case, len(job["cases"]) - number)
         write(answer={})
     os._exit(0)
 
 
 @dataclass
 class _Setup:
-    """One tensor to check spellings on: a flat input, where input and output lie in their buffers, the right bytes."""
+    """One tensor to check variants on: a flat input, the views of input and output, the right bytes."""
 
     x: Any
-    x_view: Any
-    y_view: Any
-    geometry: Geometry
-    config: Any
+    x_view: TensorView
+    y_view: TensorView
+    pairs: PairLayout
+    config: RopeConfig
     positions: Any
     cosine: Any
     sine: Any
@@ -84,14 +91,15 @@ class _Setup:
     want: Bytes
     x_flat: npt.NDArray[Any]
 
+    def problem(self, in_place: bool) -> Problem:
+        """Return the problem, also of rotating the output in place."""
+        return _problem(self.y_view if in_place else self.x_view, self.y_view, self.pairs, in_place)
 
-class Trial:
+
+class Worker:
     """One job on its device."""
 
     def __init__(self, job: dict[str, Any], write: Any, started: float) -> None:
-        from ..device import queue_for
-        from ..layout import DTYPES
-
         self.job, self.write, self.started = job, write, started
         self.device = _find(job["device"], job["ordinal"])
         self.queue = queue_for(self.device)
@@ -103,13 +111,15 @@ class Trial:
         self.rng = np.random.default_rng(job["seed"])
         self.variants = [Variant.from_dict(v) for v in job["variants"]]
         self.usable: list[int] = list(job["usable"])
-        self.judged_by: str = job["judged_by"]
+        self.checked_against: str = job["checked_against"]
         self.sources = {int(number): str(text) for number, text in job["sources"].items()}
+        self._programs: dict[LaunchSpec, pyopencl.Program] = {}
+        self._alive: list[dict[str, Any]] = []  # a kernel does not keep the buffers alive that are its arguments
 
     # -- right or not -------------------------------------------------------------------------------------------------
 
     def check_all(self) -> None:
-        """Check every spelling that is to be checked, as long as there is time for it."""
+        """Check every variant that is to be checked, as long as there is time for it."""
         todo = self.job["todo"]
         if not todo:
             return
@@ -125,7 +135,7 @@ class Trial:
                 self.usable.append(number)
 
     def _settle(self, setups: list[_Setup]) -> None:
-        """Find out by what to judge: the emulation, or the strided kernel where a device rounds otherwise."""
+        """Find what to check against: the emulation, or the strided kernel where a device rounds in its own way."""
         numbers = [n for n, v in enumerate(self.variants) if v == STRIDED]
         if not numbers:
             return
@@ -138,8 +148,8 @@ class Trial:
             if self._same(got, setup.want) or not self._close(got, setup):
                 continue
             setup.want = got
-            self.judged_by = "strided"
-            self.write(judged_by="strided")
+            self.checked_against = "strided"
+            self.write(checked_against="strided")
 
     def _setups(self) -> list[_Setup]:
         whole = self._setup((2, 19, 3, HEAD_DIM), HEAD_DIM, 0, x_offset=64, head_gap=0)
@@ -148,12 +158,6 @@ class Trial:
         return [whole, part]
 
     def _setup(self, shape: tuple[int, int, int, int], n_dims: int, n_offs: int, x_offset: int, head_gap: int) -> Any:
-        from ..config import RopeConfig
-        from ..emulation import emulate_cos_sin, emulate_rotation
-        from ..layout import TensorView
-        from ..reference import pair_indices
-        from ..schedule.geometry import Geometry
-
         _, tokens, heads, head_dim = shape
         config = RopeConfig(self.pairing, n_dims, n_offs=n_offs)
         step = head_dim + head_gap
@@ -169,8 +173,8 @@ class Trial:
         want = np.full(y_elements * self.dtype.itemsize, POISON, np.uint8)
         rotated = emulate_rotation(x, cosine[None], sine[None], pair_indices(config))
         want.view(self.bits)[64 : 64 + rotated.size] = np.ascontiguousarray(rotated).view(self.bits).ravel()
-        geometry = Geometry.of_config(config, head_dim)
-        return _Setup(x, x_view, y_view, geometry, config, positions, cosine, sine, y_elements, want, flat)
+        pairs = PairLayout.of_config(config, head_dim)
+        return _Setup(x, x_view, y_view, pairs, config, positions, cosine, sine, y_elements, want, flat)
 
     @property
     def real(self) -> Any:
@@ -193,9 +197,9 @@ class Trial:
         """Return ((outcome, reason), log); the outcome is '' if every byte is right."""
         ran = False
         try:
-            for setup in setups[:1] if self.variants[number].prepared else setups:
+            for setup in setups[:1] if self.variants[number].parameters.get("prepared") else setups:
                 for in_place in (False, True):
-                    if self.variants[number].misfit(self._place(setup, in_place)):
+                    if self.variants[number].unsupported(setup.problem(in_place)):
                         continue
                     ran, want = True, setup.want
                     got = self._run(number, setup, in_place)
@@ -206,7 +210,7 @@ class Trial:
                     if wrong:
                         place = "in place" if in_place else "out of place"
                         return ("wrong", f"{wrong} of {setup.y_view.size} values are wrong, {place}"), ""
-                    if self.variants[number].kernel == "rows" and not in_place:
+                    if self.variants[number].implementation.takes_second and not in_place:
                         wrong = sum(self._wrong(got, want) for got in self._run_two(number, setup))
                         if wrong:
                             return ("wrong", f"{wrong} values are wrong where a launch rotates two tensors"), ""
@@ -214,11 +218,7 @@ class Trial:
             return ("build_error", _error_line(error.log)), error.log[-4000:]
         except _cl_error() as error:
             return ("not_run", f"the driver refused: {_error_line(str(error))}"), str(error)[-4000:]
-        return ("", "") if ran else ("not_run", "it fits nothing that it could be checked on"), ""
-
-    def _place(self, setup: _Setup, in_place: bool) -> Placement:
-        x_view = setup.y_view if in_place else setup.x_view
-        return Placement(x_view, setup.y_view, setup.geometry, in_place, phases=True)
+        return ("", "") if ran else ("not_run", "it supports nothing that it could be checked on"), ""
 
     def _start(self, setup: _Setup, in_place: bool) -> Bytes:
         """Return the bytes of the output before the run: poison, in place with the input inside."""
@@ -232,11 +232,13 @@ class Trial:
         import pyopencl as cl
 
         got = self._start(setup, in_place)
-        y = self._buffer(got), setup.y_view
-        x = y if in_place else (self._buffer(setup.x_flat.view(self.bits)), setup.x_view)
-        launch = self._launch(number, setup.geometry, x, y, self._tables(number, setup), in_place)
+        y = self._buffer(got)
+        x = y if in_place else self._buffer(setup.x_flat.view(self.bits))
+        problem = setup.problem(in_place)
+        bound = {**self._tables(number, setup), **self._tensors(setup, x, y, in_place)}
+        launch = self._launch(number, problem, bound)
         launch.enqueue(self.queue)
-        cl.enqueue_copy(self.queue, got, y[0])
+        cl.enqueue_copy(self.queue, got, y)
         self.queue.finish()
         return got
 
@@ -244,43 +246,49 @@ class Trial:
         """Return the outputs of one launch that rotates the tensor twice, as if it were two."""
         import pyopencl as cl
 
-        x = self._buffer(setup.x_flat.view(self.bits)), setup.x_view
+        x = self._buffer(setup.x_flat.view(self.bits))
         outputs = [self._start(setup, in_place=False) for _ in range(2)]
-        y, y2 = ((self._buffer(output), setup.y_view) for output in outputs)
-        launch = self._launch(number, setup.geometry, x, y, self._tables(number, setup), False, (x, y2))
-        launch.enqueue(self.queue)
-        for output, (buffer, _) in zip(outputs, (y, y2), strict=True):
+        y, y2 = (self._buffer(output) for output in outputs)
+        bound = {**self._tables(number, setup), **self._tensors(setup, x, y, False)}
+        bound |= {f"{name[0]}2{name[1:]}": value for name, value in self._tensors(setup, x, y2, False).items()}
+        problem = setup.problem(in_place=False)
+        self._launch(number, problem, bound, problem).enqueue(self.queue)
+        for output, buffer in zip(outputs, (y, y2), strict=True):
             cl.enqueue_copy(self.queue, output, buffer)
         self.queue.finish()
         return outputs
+
+    @staticmethod
+    def _tensors(setup: _Setup, x: Any, y: Any, in_place: bool) -> dict[str, Any]:
+        x_view = setup.y_view if in_place else setup.x_view
+        return {"x": x, "x_offset": np.int64(x_view.offset), "y": y, "y_offset": np.int64(setup.y_view.offset)}
 
     def _buffer(self, contents: npt.NDArray[Any]) -> pyopencl.Buffer:
         import pyopencl as cl
 
         return cl.Buffer(self.context, cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR, hostbuf=contents)
 
-    def _tables(self, number: int, data: _Setup | _Workload) -> Any:
-        """Return what the spelling takes cos and sin from: finished tables, or positions and steps."""
-        from ..schedule.tables import Tables, phases_of_config, upload
+    def _tables(self, number: int, data: _Setup | _Workload) -> dict[str, Any]:
+        """Return the arguments that a variant takes cos and sin from: finished tables, or positions and steps."""
+        if self.variants[number].angles != "fused":
+            return {"cosine": self._buffer(data.cosine), "sine": self._buffer(data.sine)}
+        table, rows = angle_table(data.config), np.asarray(data.positions, np.int64)
+        real = np.float64 if self.real == "f64" else np.float32
+        arrays = {"positions": rows, "step": table.step, "step_low": table.step_low, "axis": table.axis}
+        buffers = {name: self._buffer(np.ascontiguousarray(array)) for name, array in arrays.items()}
+        return {**buffers, "rows": np.int32(rows.size), "magnitude": real(table.magnitude)}
 
-        if self.variants[number].angles == "fused":
-            rows = np.asarray(data.positions, np.int64)[None]
-            return phases_of_config(self.context, data.config, rows, self.real, wide=False)
-        return Tables(upload(self.context, data.cosine), upload(self.context, data.sine), None)
-
-    def _launch(
-        self, number: int, geometry: Any, x: Any, y: Any, tables: Any, in_place: bool, second: Any = None
-    ) -> Any:
-        from ..schedule.rotation import Rotation
-        from .build import substitute
-
-        variant = self.variants[number]
+    def _launch(self, number: int, problem: Problem, bound: dict[str, Any], second: Problem | None = None) -> Launch:
+        spec = self.variants[number].spec(problem, self.device, second)
         if number in self.sources:
-            options = variant.options(self.dtype_name, geometry)
-            name = variant.source(self.pairing)[0]
-            substitute(self.context, self.device.cl_device, name, options, self.sources[number])
-        rotation = Rotation(geometry, True, in_place, phases=True)
-        return rotation.launch(self.context, self.device, variant, x, y, tables, 0, second)
+            spec = replace(spec, source=self.sources[number])
+        key = replace(spec, global_size=(), local_size=None, arguments=())
+        if key not in self._programs:
+            self._programs[key] = build(self.context, self.device.cl_device, spec.text, spec.options)
+        launch = Launch(self._programs[key], spec)
+        launch.bind(bound)
+        self._alive.append(bound)
+        return launch
 
     def _wrong(self, got: Bytes, want: Bytes) -> int:
         a, b = got.view(self.bits), want.view(self.bits)
@@ -302,27 +310,29 @@ class Trial:
     # -- how fast -----------------------------------------------------------------------------------------------------
 
     def time_case(self, number: int, case: dict[str, Any], cases_left: int) -> None:
-        """Time all usable spellings for one purpose in turns, beside the ceilings, and write what each takes."""
+        """Time all usable variants for one tuning key in rounds, with the ceilings, and write what each takes."""
         share = max(0.5, (self.job["seconds"] - self._seconds()) / cases_left)
         end = time.monotonic() + share
+        self._alive.clear()
         workload = _Workload(self, case["in_place"], case["nbytes"], case["sets"])
-        # For each spelling a launch a set, and for each ceiling.
+        # For each variant a launch a set, and for each ceiling.
         runs: dict[int, list[Any]] = {}
         failed: dict[int, tuple[str, str]] = {}
         for i in self.usable:
-            if self.variants[i].misfit(workload.place):
+            if self.variants[i].unsupported(workload.problem):
                 continue
             self._begin(i, f"running on {workload.nbytes} bytes")
             tables = self._tables(i, workload)
-            launches = [self._launch(i, workload.geometry, x, y, tables, case["in_place"]) for x, y in workload.sets]
+            zero = {"x_offset": np.int64(0), "y_offset": np.int64(0)}
+            launches = [self._launch(i, workload.problem, {**tables, **zero, "x": x, "y": y}) for x, y in workload.sets]
             failure = workload.failure(launches[0])
             if failure:
                 failed[i] = failure
             else:
                 runs[i] = [launch.enqueue for launch in launches]
         ceilings = self._ceilings(workload) if self.job["ceiling"] else []
-        # Several, of 4 MiB too, so that the best found the caches as its like leaves them: stores past them are slow
-        # where another spelling has just left the same lines there.
+        # Several, of 4 MiB too, so that the best found the caches as its like leaves them: non-temporal stores are slow
+        # where another variant has just left the same lines there.
         repeat = 1 if case["sets"] > 1 else max(1, min(20, TURN_BYTES // workload.nbytes))
         race: Race[int | str] = Race(list(runs), self.rng, "ceiling" if ceilings else None)
 
@@ -355,12 +365,10 @@ class Trial:
         """Return what moves the same bytes with no work, a call a set: copies, or in place scalings."""
         import pyopencl as cl
 
-        from .ceiling import ceiling_launches
-
         self._begin("ceiling", "building")
-        places = [(x, y) for (x, _), (y, _) in workload.sets]
+        places = workload.sets
         launches = ceiling_launches(self.context, self.device, places, workload.nbytes)
-        out: list[list[Any]] = [[launch.enqueue for launch in spelled] for spelled in launches]
+        out: list[list[Any]] = [[launch.enqueue for launch in variant] for variant in launches]
         if places[0][0] is not places[0][1]:
             out.append([partial(cl.enqueue_copy, dest=y, src=x, byte_count=workload.nbytes) for x, y in places])
         for calls in out:
@@ -386,45 +394,39 @@ class Trial:
 
 
 class _Workload:
-    """Buffers of a size class, filled, with the launch's tables and the means to see whether a run did its work.
+    """Buffers of a size class, filled, and the means to see whether a run did its work.
 
-    sets: (input, output) with their views, used in turn; with enough of them none is in a cache when it comes again.
+    sets: (input, output), used in turn; with enough of them none is in a cache when it comes again.
     turns: the numbers of the sets, over and over.
     """
 
-    def __init__(self, trial: Trial, in_place: bool, nbytes: int, sets: int) -> None:
+    def __init__(self, worker: Worker, in_place: bool, nbytes: int, sets: int) -> None:
         import pyopencl as cl
 
-        from ..config import RopeConfig
-        from ..emulation import emulate_cos_sin
-        from ..layout import TensorView
-        from ..schedule.geometry import Geometry
-
-        self.trial = trial
-        row = HEADS * HEAD_DIM * trial.dtype.itemsize
+        self.worker = worker
+        row = HEADS * HEAD_DIM * worker.dtype.itemsize
         self.tokens = max(1, nbytes // row)
         self.nbytes = self.tokens * row
-        self.config = RopeConfig(trial.pairing, HEAD_DIM)
-        self.geometry = Geometry.of_config(self.config, HEAD_DIM)
-        view = TensorView.dense((1, self.tokens, HEADS, HEAD_DIM), trial.dtype_name)
+        self.config = RopeConfig(worker.pairing, HEAD_DIM)
+        view = TensorView.dense((1, self.tokens, HEADS, HEAD_DIM), worker.dtype_name)
         self.positions = np.arange(self.tokens)
-        self.cosine, self.sine = emulate_cos_sin(self.positions, self.config, real=trial.real)
-        self.sets = []
+        self.cosine, self.sine = emulate_cos_sin(self.positions, self.config, real=worker.real)
+        self.sets: list[tuple[Any, Any]] = []
         for _ in range(sets):
-            x = y = cl.Buffer(trial.context, cl.mem_flags.READ_WRITE, self.nbytes)
+            x = y = cl.Buffer(worker.context, cl.mem_flags.READ_WRITE, self.nbytes)
             if not in_place:
-                y = cl.Buffer(trial.context, cl.mem_flags.READ_WRITE, self.nbytes)
-            self.sets.append(((x, view), (y, view)))
+                y = cl.Buffer(worker.context, cl.mem_flags.READ_WRITE, self.nbytes)
+            self.sets.append((x, y))
         self.turns = itertools.cycle(range(sets))
         self.x, self.y = self.sets[0]
-        self.place = Placement(view, view, self.geometry, in_place, phases=True)
-        self._fill([buffer for x, y in self.sets for buffer in ((x[0],) if in_place else (x[0], y[0]))])
+        self.problem = _problem(view, view, PairLayout.of_config(self.config, HEAD_DIM), in_place)
+        self._fill([buffer for x, y in self.sets for buffer in ((x,) if in_place else (x, y))])
 
     def _fill(self, buffers: list[Any]) -> None:
         import pyopencl as cl
 
-        queue, dtype = self.trial.queue, self.trial.dtype
-        block = self.trial.rng.standard_normal(min(self.nbytes, 1 << 20) // dtype.itemsize).astype(dtype)
+        queue, dtype = self.worker.queue, self.worker.dtype
+        block = self.worker.rng.standard_normal(min(self.nbytes, 1 << 20) // dtype.itemsize).astype(dtype)
         first, *others = buffers
         for start in range(0, self.nbytes, block.nbytes):
             part = block.view(np.uint8)[: min(block.nbytes, self.nbytes - start)]
@@ -437,10 +439,7 @@ class _Workload:
         """Run once and return what is wrong with some tokens of the result: (outcome, reason)."""
         import pyopencl as cl
 
-        from ..emulation import emulate_rotation
-        from ..reference import pair_indices
-
-        trial, queue = self.trial, self.trial.queue
+        worker, queue = self.worker, self.worker.queue
         row = self.nbytes // self.tokens
         # All of a few tokens, or some that do not overlap.
         few = self.tokens < 4 * _SAMPLE
@@ -448,12 +447,12 @@ class _Workload:
         starts = [0] if few else [0, self.tokens // 2, self.tokens - count]
         inputs = []
         for start in starts:
-            x = trial.rng.standard_normal((1, count, HEADS, HEAD_DIM)).astype(trial.dtype)
+            x = worker.rng.standard_normal((1, count, HEADS, HEAD_DIM)).astype(worker.dtype)
             inputs.append(x)
-            if self.y[0] is not self.x[0]:
+            if self.y is not self.x:
                 poison = np.full(count * row, POISON, np.uint8)
-                cl.enqueue_copy(queue, self.y[0], poison, dst_offset=start * row)
-            cl.enqueue_copy(queue, self.x[0], x.view(trial.bits), dst_offset=start * row)
+                cl.enqueue_copy(queue, self.y, poison, dst_offset=start * row)
+            cl.enqueue_copy(queue, self.x, x.view(worker.bits), dst_offset=start * row)
         queue.finish()
         try:
             launch.enqueue(queue)
@@ -462,21 +461,27 @@ class _Workload:
             return "not_run", f"the driver refused: {_error_line(str(error))}"
         for start, x in zip(starts, inputs, strict=True):
             got = np.empty(count * row, np.uint8)
-            cl.enqueue_copy(queue, got, self.y[0], src_offset=start * row)
+            cl.enqueue_copy(queue, got, self.y, src_offset=start * row)
             rows = slice(start, start + count)
             want = emulate_rotation(x, self.cosine[None, rows], self.sine[None, rows], pair_indices(self.config))
-            before = x if self.y[0] is self.x[0] else np.full(count * row, POISON, np.uint8)
+            before = x if self.y is self.x else np.full(count * row, POISON, np.uint8)
             if np.array_equal(got, np.ascontiguousarray(before).view(np.uint8).ravel()) and self.tokens > 1:
                 return "not_run", f"it silently did not run on {self.nbytes} bytes"
             bits = np.ascontiguousarray(want).view(np.uint8).ravel()
-            if trial.judged_by != "strided" and (wrong := trial._wrong(got, bits)):
+            if worker.checked_against != "strided" and (wrong := worker._wrong(got, bits)):
                 return "wrong", f"{wrong} of {x.size} values are wrong, in a tensor of {self.nbytes} bytes"
         return None
 
 
-def _find(key: str, ordinal: int) -> DeviceInfo:
-    from ..device import devices
+def _problem(x: TensorView, y: TensorView, pairs: PairLayout, in_place: bool) -> Problem:
+    alignments = [gcd(BUFFER_ALIGNMENT, view.offset * view.itemsize) for view in (x, y)]
+    return Problem(
+        x.shape, x.dtype, x.strides, y.strides, pairs, in_place, angles=AngleForm(exact=True),
+        x_alignment=alignments[0], y_alignment=alignments[1],
+    )  # fmt: skip
 
+
+def _find(key: str, ordinal: int) -> DeviceInfo:
     same = [d for d in devices() if d.key == key]
     if len(same) <= ordinal or same[ordinal]._cl is None:
         raise DeviceError(f"device {key!r} is not there in a fresh process")
