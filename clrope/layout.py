@@ -26,17 +26,18 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "f32": np.dtype(np.float32),
     "f64": np.dtype(np.float64),
+    "f8e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "f8e5m2": np.dtype(ml_dtypes.float8_e5m2),
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def dtype_name(dtype: Any, argument: str = "x") -> str:
-    """Return 'f16', 'bf16', 'f32' or 'f64'; raise `ShapeError` for any other dtype or byte order."""
+    """Return the short name in `DTYPES`; raise `ShapeError` for any other dtype or byte order."""
     name = _NAMES.get(dtype) if isinstance(dtype, np.dtype) else _NAMES.get(np.dtype(dtype))
     if name is None:
         raise ShapeError(
-            f"{argument}: got dtype {np.dtype(dtype)}, allowed are float16, bfloat16, float32, float64 "
-            "in native byte order"
+            f"{argument}: got dtype {np.dtype(dtype)}, allowed are {', '.join(map(str, _NAMES))} in native byte order"
         )
     return name
 
@@ -75,7 +76,7 @@ class TensorView:
     shape:   (B, S, N, D).
     strides: in elements, in the same order; any sign.
     offset:  in elements, from the start of the buffer to element [0, 0, 0, 0].
-    dtype:   'f16', 'bf16', 'f32' or 'f64'.
+    dtype:   a short name in `DTYPES`.
     """
 
     shape: Shape4

@@ -119,7 +119,7 @@ def _targets(names: list[str]) -> tuple[list[DeviceInfo], list[str]]:
 def _keys(target: DeviceInfo, types: list[str] | None) -> Any:
     from ..tune.search import all_keys
 
-    return [p for p in all_keys(target) if not types or p.dtype in types]
+    return all_keys(target, types) if types else all_keys(target)
 
 
 def _with_progress(target: DeviceInfo, budget: float, types: list[str] | None) -> TuningReport:

@@ -24,6 +24,8 @@ from ..select.records import OutcomeKind, Record, SizeClass, TuningKey, TuningRe
 if TYPE_CHECKING:
     from ..device import DeviceInfo
 
+#: Storage types that are tuned without being asked for.
+USUAL_TYPES = ("f32", "f16", "bf16", "f64")
 #: Seconds that one variant may take to be built and run once.
 VARIANT_LIMIT = 30.0
 #: What a size class is measured on; large: many of them in turn, together more than any cache.
@@ -38,11 +40,11 @@ _LEAST_SECONDS = 1.0
 Progress = Callable[[str, int, int], None]
 
 
-def all_keys(device: DeviceInfo) -> list[TuningKey]:
-    """Return everything that can be tuned on a device, the likeliest first."""
+def all_keys(device: DeviceInfo, types: Sequence[str] = USUAL_TYPES) -> list[TuningKey]:
+    """Return everything that can be tuned on a device for some storage types, the likeliest first."""
     pairings: tuple[Pairing, ...] = ("neox", "normal")
-    types = ["f32", "f16", "bf16", *(["f64"] if device.fp64 else [])]
-    return [p for dtype in types for pairing in pairings for p in database.tuning_keys(dtype, pairing)]
+    possible = [dtype for dtype in types if device.fp64 or dtype != "f64"]
+    return [p for dtype in possible for pairing in pairings for p in database.tuning_keys(dtype, pairing)]
 
 
 def tune(

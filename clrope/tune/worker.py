@@ -16,6 +16,7 @@ from functools import partial
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from ..device import DeviceInfo
 
 POISON = 0xA5
-#: Largest NMSE of the strided kernel with which the others are checked against it, on devices with their own rounding.
-CLOSE = {"f16": 1e-6, "bf16": 1e-4, "f32": 1e-10, "f64": 1e-18}
 #: Bytes of a tensor that a variant rotates in a row, on the same buffers; in at most 20 runs.
 TURN_BYTES = 16 << 20
 #: Share of the time after which no further variant is checked, so that those that are right get timed.
@@ -182,15 +181,15 @@ class Worker:
         return "f64" if self.dtype_name == "f64" else "f32"
 
     def _numbers(self, count: int) -> npt.NDArray[Any]:
-        """Return numbers around 1, and for the 16-bit types some of any bits: what converts them is what differs."""
+        """Return numbers around 1, and for small types some of any bits: what converts them is what differs."""
         values = self.rng.standard_normal(count).astype(np.float32).astype(self.dtype)
-        if self.dtype_name in ("f16", "bf16"):
+        if self.dtype.itemsize <= 2:
             odd = np.flatnonzero(self.rng.random(count) < 0.05)
-            some = self.rng.integers(0, 1 << 16, odd.size).astype(np.uint16)
+            some = self.rng.integers(0, 1 << 8 * self.dtype.itemsize, odd.size).astype(self.bits)
             if self.dtype_name == "bf16":
                 some = some[(some & 0x7F80) != 0]  # a subnormal bfloat16 is a subnormal float: devices may flush it
                 odd = odd[: some.size]
-            values.view(np.uint16)[odd] = some
+            values.view(self.bits)[odd] = some
         return values
 
     def _checked(self, number: int, setups: list[_Setup]) -> tuple[tuple[str, str], str]:
@@ -305,7 +304,9 @@ class Worker:
         finite = np.isfinite(a) & np.isfinite(b)
         with np.errstate(all="ignore"):
             error = np.square(a[finite] - b[finite]).sum() / np.square(b[finite]).sum()
-        return bool(error <= CLOSE[self.dtype_name])
+        # Where a device rounds in its own way: one unit of the last place, or what polynomials differ by.
+        least = 1e-18 if self.dtype_name == "f64" else 1e-10
+        return bool(error <= max(least, float(ml_dtypes.finfo(self.dtype).eps) ** 2))  # type: ignore[no-untyped-call]
 
     # -- how fast -----------------------------------------------------------------------------------------------------
 

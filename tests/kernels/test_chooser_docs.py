@@ -1,4 +1,4 @@
-"""The table of parameters in docs/chooser.md is the kernels' own: `python tests/kernels/test_chooser_docs.py` writes it."""
+"""The table in docs/chooser.md is the kernels' own; run as a program, this file writes it."""
 
 from __future__ import annotations
 

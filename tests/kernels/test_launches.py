@@ -37,7 +37,10 @@ def rotated(device: clrope.DeviceInfo, x: Any, out: Any, config: RopeConfig, var
     result = plan.run()
     assert result is out
     bits = f"u{x.dtype.itemsize}"
-    np.testing.assert_array_equal(np.ascontiguousarray(result).view(bits), want.view(bits))
+    got = np.ascontiguousarray(result)
+    # Which NaN an operation makes is left open.
+    nan = np.isnan(got.astype(np.float64)) & np.isnan(want.astype(np.float64))
+    np.testing.assert_array_equal(np.where(nan, 0, got.view(bits)), np.where(nan, 0, want.view(bits)))
     return plan.variants
 
 
@@ -358,7 +361,7 @@ def test_pairs_that_are_left_over(
         pytest.skip("no fp64")
     width = (16 if device.native_widths.float >= 16 else 8) // (2 if dtype == "f64" else 1)
     config = RopeConfig(mode, n_dims)
-    x = (1000 * rng.standard_normal((5, 3, 100))).astype(DTYPES[dtype])
+    x = (100 * rng.standard_normal((5, 3, 100))).astype(DTYPES[dtype])
     x[rng.random(x.shape) < 0.02] = np.inf
     for store in ("plain", "staged"):
         variant = Variant(width=width, access="clang", prepared=True, store=store)

@@ -1,4 +1,4 @@
-"""The suite 'types': every half and bfloat16 there is, and the hard values of float32 and float64, bit for bit.
+"""The suite 'types': every value of the small types, and the hard values of float32 and float64, bit for bit.
 
 - copy: the values are outside of the rotated window and must come through with every bit.
 - still: they are rotated by nothing (position 0) beside a partner of 0, and must come through (any NaN as a NaN).
@@ -33,11 +33,11 @@ COUNT = 1 << 16
 
 
 def values_of(kind: str, rng: np.random.Generator) -> npt.NDArray[Any]:
-    """Return 65,536 values: all of them for 16-bit types, random bit patterns and the limits for the others."""
+    """Return 65,536 values: all there are for types of 8 and 16 bits, else random bit patterns and the limits."""
     dtype = DTYPES[kind]
-    if dtype.itemsize == 2:
-        return np.arange(COUNT, dtype=np.uint16).view(dtype)
     words = np.dtype(f"u{dtype.itemsize}")
+    if dtype.itemsize <= 2:
+        return np.arange(COUNT).astype(words).view(dtype)
     info = np.finfo(dtype)
     special = [0.0, 1.0, info.max, info.tiny, info.smallest_subnormal, np.inf, np.nan, info.eps, info.tiny / 2]
     fixed = np.array([*special, *(-s for s in special)], dtype)
@@ -155,8 +155,8 @@ def _pairs_of(heads: npt.NDArray[Any], mode: str) -> tuple[npt.NDArray[Any], npt
 
 @suite("types")
 def types() -> Iterator[TypeLine]:
-    """All 65,536 values of f16 and bf16, hard values of f32 and f64: copied, rotated by nothing, rotated."""
+    """All values of the types of 8 and 16 bits, hard values of f32 and f64: copied, rotated by nothing, rotated."""
     checks: tuple[Check, ...] = ("copy", "still", "turn")
     modes: tuple[Literal["normal", "neox"], ...] = ("normal", "neox")
-    for kind, mode, check, inplace in product(("f16", "bf16", "f32", "f64"), modes, checks, (False, True)):
+    for kind, mode, check, inplace in product(DTYPES, modes, checks, (False, True)):
         yield TypeLine(kind, mode, check, inplace)
