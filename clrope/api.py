@@ -33,7 +33,7 @@ def rope(
 ) -> Any:
     """Rotate x by its positions on an OpenCL device and return an array of the same kind, shape and dtype.
 
-    x:         float16, float32, float64, ml_dtypes' bfloat16 and float8; rank 4 or 3 (no batch) in the order of `layout`; a
+    x:         a float type in `layout.DTYPES`; rank 4 or 3 (no batch) in the order of `layout`; a
                NumPy array or view with any strides, a `pyopencl.array.Array`, a torch CPU tensor, or anything with the
                buffer protocol; or a tuple of such arrays (q, k) that share positions.
     positions: an int (offset of the first token), [S], [B, S], [B] offsets; in section modes also [3, S], [4, S],

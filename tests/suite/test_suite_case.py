@@ -36,7 +36,7 @@ def test_the_seed_grid_is_96_lines_that_write_back_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("seed", 96), ("ggml", 868), ("modes", 400), ("types", 48), ("layouts", 200)]
+    ("name", "count"), [("seed", 96), ("ggml", 868), ("modes", 400), ("types", 72), ("layouts", 200)]
 )
 def test_every_suite_has_its_cases_once_and_reads_them_back(name: str, count: int) -> None:
     (chosen,) = chosen_suites([name])
