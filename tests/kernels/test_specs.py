@@ -36,9 +36,9 @@ def parameters_of(spec: LaunchSpec) -> list[tuple[str, str]]:
     """(type, name) of the kernel's parameters, read from its text with the macros that its options select."""
     text = re.sub(r"//[^\n]*", "", spec.text).replace("\\\n", " ")
     counting, fused = "-DCOUNTING" in spec.options, "-DFUSED" in spec.options
-    body = text[re.search(rf"void {spec.function}\(|void name\(", text).end() :]  # type: ignore[union-attr]
-    if "-DTILED" not in spec.options and "void name(" in text:
-        body = text[text.rindex("void name(") + len("void name(") :]
+    # The tiled kernel's text comes first in those files that hold two.
+    starts = [m.end() for m in re.finditer(rf"void ({spec.function}|KERNEL)\(", text)]
+    body = text[starts[0] if "-DTILED" in spec.options else starts[-1] :]
     inside = body.partition(")")[0]
     table = "POSITIONS, const int rows, __global const ulong *step, __global const long *step_low, "
     table += "__global const uchar *axis, const REAL magnitude"
