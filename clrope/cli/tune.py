@@ -11,7 +11,7 @@ from .ending import ends_well
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
-    from ..select.records import Record, TuningReport
+    from ..select.records import TuningRecord, TuningReport
 
 
 def add_to(app: typer.Typer) -> None:
@@ -185,7 +185,7 @@ def _print(target: DeviceInfo, tuning: TuningReport, details: bool) -> None:
         print(f"error: {line}")
 
 
-def _summary(target: DeviceInfo, record: Record) -> list[str]:
+def _summary(target: DeviceInfo, record: TuningRecord) -> list[str]:
     """Return a tuning key, what was found for it, the default's share of that speed, and of how many variants."""
     from ..select.defaults import default_for
     from .tables import bytes_text
@@ -212,7 +212,7 @@ def _failed(tuning: TuningReport) -> list[list[str]]:
     return [list(row) for row in dict.fromkeys(map(tuple, rows))]
 
 
-def _title(record: Record) -> str:
+def _title(record: TuningRecord) -> str:
     from .tables import bytes_text
 
     ceiling = "" if record.ceiling_gbs is None else f", {_ceiling_name(record)} {record.ceiling_gbs:.3g} GB/s"
@@ -220,11 +220,11 @@ def _title(record: Record) -> str:
     return f"{record.key}, {bytes_text(record.nbytes)}{ceiling}{check}"
 
 
-def _ceiling_name(record: Record) -> str:
+def _ceiling_name(record: TuningRecord) -> str:
     return "scaling" if record.key.in_place else "copy"
 
 
-def _rows(record: Record) -> list[list[str]]:
+def _rows(record: TuningRecord) -> list[list[str]]:
     from ..select.records import TOLERANCE
 
     rows = []

@@ -72,7 +72,7 @@ PARAMETERS = (
 )  # fmt: skip
 
 
-class Reason(Enum):
+class RowsReason(Enum):
     """Why a problem is unsupported; the value is the message."""
 
     PAIRING = "the pairs of input and output are at different places, only 'strided' can do that"
@@ -91,10 +91,10 @@ class Reason(Enum):
     FEW_PAIRS = "width: {pairs} pairs do not fill one round of {round} pairs"
 
 
-_TO_STRIDED = {Reason.PAIRING, Reason.LAST_AXIS}
-_TO_CACHED = {Reason.TABLES, Reason.FUSED_WIDTH}
-_TO_UNPREPARED = {Reason.FULL_TABLES, Reason.TOO_MANY_PAIRS, Reason.SCALAR, Reason.ODD_PLACES}
-_TO_NONTEMPORAL = {Reason.HEADS_APART, Reason.LONG_HEAD, Reason.REST_IN_PLACE}
+_TO_STRIDED = {RowsReason.PAIRING, RowsReason.LAST_AXIS}
+_TO_CACHED = {RowsReason.TABLES, RowsReason.FUSED_WIDTH}
+_TO_UNPREPARED = {RowsReason.FULL_TABLES, RowsReason.TOO_MANY_PAIRS, RowsReason.SCALAR, RowsReason.ODD_PLACES}
+_TO_NONTEMPORAL = {RowsReason.HEADS_APART, RowsReason.LONG_HEAD, RowsReason.REST_IN_PLACE}
 
 
 def files(pairing: Pairing) -> tuple[str, ...]:
@@ -128,14 +128,14 @@ def supports(problem: Problem, p: Parameters) -> Unsupported | None:
     """Return why the problem cannot be rotated with these parameters; None if it can."""
     pairs, dtype = problem.pairs, problem.dtype
     if pairs.pairing is None:
-        return Unsupported(Reason.PAIRING)
+        return Unsupported(RowsReason.PAIRING)
     if not (problem.x.last_axis_dense and problem.y.last_axis_dense):
-        return Unsupported(Reason.LAST_AXIS)
+        return Unsupported(RowsReason.LAST_AXIS)
     if p["angles"] == "fused":
         if not problem.angles.exact:
-            return Unsupported(Reason.TABLES)
+            return Unsupported(RowsReason.TABLES)
         if not p["prepared"] or pairs.pairs % p["width"]:
-            return Unsupported(Reason.FUSED_WIDTH, {"pairs": pairs.pairs, "width": p["width"]})
+            return Unsupported(RowsReason.FUSED_WIDTH, {"pairs": pairs.pairs, "width": p["width"]})
     if p["prepared"] and (unsupported := _unprepared(problem, p)):
         return unsupported
     if p["store"] == "staged" and (unsupported := _unstaged(problem)):
@@ -143,36 +143,36 @@ def supports(problem: Problem, p: Parameters) -> Unsupported | None:
     if p["store"] == "nontemporal":
         size, alignment = store_bytes(p, problem), problem.vector_alignment(problem.y_strides, problem.y_alignment)
         if alignment % size:
-            return Unsupported(Reason.ALIGNMENT, {"size": size, "alignment": alignment})
+            return Unsupported(RowsReason.ALIGNMENT, {"size": size, "alignment": alignment})
     if p["width"] == 16 and not p["prepared"] and pairs.pairing == "normal":
-        return Unsupported(Reason.WIDE_NEIGHBOURS)
+        return Unsupported(RowsReason.WIDE_NEIGHBOURS)
     in_a_round = round_pairs(p, dtype, pairs.pairing, pairs.pairs)
     if p["width"] > 1 and in_a_round > pairs.pairs:
-        return Unsupported(Reason.FEW_PAIRS, {"pairs": pairs.pairs, "round": in_a_round})
+        return Unsupported(RowsReason.FEW_PAIRS, {"pairs": pairs.pairs, "round": in_a_round})
     return None
 
 
 def _unprepared(problem: Problem, p: Parameters) -> Unsupported | None:
     if problem.angles.full_tables:
-        return Unsupported(Reason.FULL_TABLES)
+        return Unsupported(RowsReason.FULL_TABLES)
     if problem.pairs.pairs > MOST_PREPARED:
-        return Unsupported(Reason.TOO_MANY_PAIRS, {"pairs": problem.pairs.pairs, "most": MOST_PREPARED})
+        return Unsupported(RowsReason.TOO_MANY_PAIRS, {"pairs": problem.pairs.pairs, "most": MOST_PREPARED})
     if p["width"] == 1:
-        return Unsupported(Reason.SCALAR)
+        return Unsupported(RowsReason.SCALAR)
     tensors = ((problem.x_strides, problem.x_alignment), (problem.y_strides, problem.y_alignment))
     if problem.dtype == "bf16" and any(problem.vector_alignment(*tensor) % 4 for tensor in tensors):
-        return Unsupported(Reason.ODD_PLACES)
+        return Unsupported(RowsReason.ODD_PLACES)
     return None
 
 
 def _unstaged(problem: Problem) -> Unsupported | None:
     head_dim = problem.shape[3]
     if problem.shape[2] > 1 and problem.y_strides[2] != head_dim:
-        return Unsupported(Reason.HEADS_APART)
+        return Unsupported(RowsReason.HEADS_APART)
     if problem.itemsize * head_dim > MOST_STAGED:
-        return Unsupported(Reason.LONG_HEAD, {"head_dim": head_dim, "most": MOST_STAGED})
+        return Unsupported(RowsReason.LONG_HEAD, {"head_dim": head_dim, "most": MOST_STAGED})
     if problem.in_place and problem.pairs.rest:
-        return Unsupported(Reason.REST_IN_PLACE)
+        return Unsupported(RowsReason.REST_IN_PLACE)
     return None
 
 
@@ -196,7 +196,7 @@ def fallback(problem: Problem, variant: Variant, unsupported: Unsupported) -> Va
         )  # fmt: skip
     if reason in _TO_NONTEMPORAL:
         return variant.changed(store="nontemporal")
-    if reason is Reason.ALIGNMENT:
+    if reason is RowsReason.ALIGNMENT:
         if not _unstaged(problem):
             return variant.changed(store="staged")
         # Shorter non-temporal stores are still better than long plain ones, down to 16 bytes.

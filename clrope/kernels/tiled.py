@@ -38,7 +38,7 @@ PARAMETERS = (
 )  # fmt: skip
 
 
-class Reason(Enum):
+class TiledReason(Enum):
     """Why a problem is unsupported; the value is the message."""
 
     PAIRING = "the pairs of input and output are at different places, only 'strided' can do that"
@@ -57,23 +57,23 @@ def supports(problem: Problem, p: Parameters) -> Unsupported | None:
     """Return why the problem cannot be rotated with these parameters; None if it can."""
     pairs = problem.pairs
     if pairs.pairing is None:
-        return Unsupported(Reason.PAIRING)
+        return Unsupported(TiledReason.PAIRING)
     if not (problem.x.last_axis_dense and problem.y.last_axis_dense):
-        return Unsupported(Reason.LAST_AXIS)
+        return Unsupported(TiledReason.LAST_AXIS)
     if 2 * problem.itemsize * pairs.head_dim > TILES_BYTES:
-        return Unsupported(Reason.TILE, {"head_dim": pairs.head_dim, "most": TILES_BYTES})
+        return Unsupported(TiledReason.TILE, {"head_dim": pairs.head_dim, "most": TILES_BYTES})
     if p["width"] == 16 and pairs.pairing == "normal":
-        return Unsupported(Reason.WIDE_NEIGHBOURS)
+        return Unsupported(TiledReason.WIDE_NEIGHBOURS)
     if p["width"] > 1 and p["width"] > pairs.pairs:
-        return Unsupported(Reason.FEW_PAIRS, {"pairs": pairs.pairs, "width": p["width"]})
+        return Unsupported(TiledReason.FEW_PAIRS, {"pairs": pairs.pairs, "width": p["width"]})
     return None
 
 
 def fallback(problem: Problem, variant: Variant, unsupported: Unsupported) -> Variant:
     """Return 'strided' for other strides and pairings, 'rows' for long heads, else half the width."""
-    if unsupported.reason in (Reason.PAIRING, Reason.LAST_AXIS):
+    if unsupported.reason in (TiledReason.PAIRING, TiledReason.LAST_AXIS):
         return variant.of_kernel("strided")
-    if unsupported.reason is Reason.TILE:
+    if unsupported.reason is TiledReason.TILE:
         return variant.of_kernel("rows", "width", "access", "heads_per_item")
     return variant.changed(width=variant.width // 2)
 

@@ -24,7 +24,7 @@ from ..kernels.problem import Pairing
 from ..kernels.source import kernel_hash
 from ..kernels.variant import Variant, program_files, variant_schema
 from ..layout import DTYPES
-from .records import OUTCOMES, SIZES, Record, SizeClass, TuningKey
+from .records import OUTCOMES, SIZES, SizeClass, TuningKey, TuningRecord
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
@@ -39,7 +39,7 @@ MOST_RECORDS = 576
 class Known:
     """What is known of the variants for one pairing and storage type on a device."""
 
-    records: tuple[Record, ...] = ()
+    records: tuple[TuningRecord, ...] = ()
 
     def winner(self, in_place: bool, size: str) -> Variant | None:
         """Return the tuned variant, None without one."""
@@ -55,7 +55,7 @@ class Known:
 
 
 @dataclass
-class _Memory:
+class _Cached:
     """What this process has read, by cache directory."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -64,7 +64,7 @@ class _Memory:
     generation: int = 0
 
 
-_memory = _Memory()
+_cached = _Cached()
 
 
 def kernels_hash(pairing: Pairing) -> str:
@@ -91,9 +91,9 @@ def known(device: DeviceInfo, dtype: str, pairing: Pairing) -> Known:
     if not records:
         return Known()
     question = (folder, device.key, dtype, pairing, kernels_hash(pairing))
-    answer = _memory.known.get(question)
+    answer = _cached.known.get(question)
     if answer is None:
-        answer = _memory.known[question] = _look_up(records, device, dtype, pairing)
+        answer = _cached.known[question] = _look_up(records, device, dtype, pairing)
     return answer
 
 
@@ -112,7 +112,7 @@ def tuning_keys(dtype: str, pairing: Pairing) -> list[TuningKey]:
     return [TuningKey(dtype, pairing, in_place, size) for size in SIZES[::-1] for in_place in (False, True)]
 
 
-def save(device: DeviceInfo, records: Iterable[Record]) -> None:
+def save(device: DeviceInfo, records: Iterable[TuningRecord]) -> None:
     """Remember records, in the place of earlier ones for the same keys; without a writable cache, do nothing."""
     facts = {"device": device.key, "cpu": _cpu(), "facts": device_facts(device)}
     new = {record_name(device, r.key): {**facts, **replace(r, written=time.time()).to_dict()} for r in records}
@@ -134,15 +134,15 @@ def forget(device: DeviceInfo) -> None:
 
 def reread() -> None:
     """Read the file again at the next question."""
-    with _memory.lock:
-        _memory.records.clear()
-        _memory.known.clear()
-        _memory.generation += 1
+    with _cached.lock:
+        _cached.records.clear()
+        _cached.known.clear()
+        _cached.generation += 1
 
 
 def generation() -> tuple[str, int]:
     """Return what changes whenever `known` may answer something else than before: where it was read, and when."""
-    return os.environ.get("CLROPE_CACHE_DIR", ""), _memory.generation
+    return os.environ.get("CLROPE_CACHE_DIR", ""), _cached.generation
 
 
 def device_facts(device: DeviceInfo) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def device_facts(device: DeviceInfo) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def read(path: str) -> list[tuple[dict[str, Any], str, Record]]:
+def read(path: str) -> list[tuple[dict[str, Any], str, TuningRecord]]:
     """Return (facts of the device, machine, record) for each sound record of a file; `ValueError` for another file."""
     entries = _load(path)
     if not entries:
@@ -176,12 +176,12 @@ def _update(change: Callable[[dict[str, Any]], object]) -> None:
 
 def _records(folder: str) -> dict[str, Any]:
     # By the variable, not the directory: that costs a few system calls, and this is asked often.
-    with _memory.lock:
-        found = _memory.records.get(folder)
+    with _cached.lock:
+        found = _cached.records.get(folder)
         if found is None:
             from ..device import store
 
-            found = _memory.records[folder] = _load(os.fspath(store.cache_dir() / f"{FILE}.json"))
+            found = _cached.records[folder] = _load(os.fspath(store.cache_dir() / f"{FILE}.json"))
         return found
 
 
@@ -196,9 +196,9 @@ def _load(path: str) -> dict[str, Any]:
     return {}
 
 
-def _record(entry: dict[str, Any]) -> Record | None:
+def _record(entry: dict[str, Any]) -> TuningRecord | None:
     try:
-        return Record.from_dict(entry)
+        return TuningRecord.from_dict(entry)
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -72,7 +72,7 @@ class VariantResult:
 
 
 @dataclass(frozen=True)
-class Record:
+class TuningRecord:
     """The results of all variants for one tuning key on one device, with what they were measured on.
 
     nbytes: of the tensor that was rotated. ceiling_gbs: the best copy (in place: scaling) of the same bytes in the same
@@ -104,7 +104,7 @@ class Record:
         }  # fmt: skip
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Record:
+    def from_dict(cls, data: Mapping[str, Any]) -> TuningRecord:
         """Return the record of `to_dict`; `ValueError`, `KeyError` or `TypeError` for anything else."""
         key = TuningKey(str(data["dtype"]), data["pairing"], bool(data["in_place"]), data["size"])
         if key.pairing not in get_args(Pairing) or key.size not in SIZES:
@@ -144,7 +144,7 @@ class TuningReport:
     """The result of tuning a device: records, the keys for which there was no time, and errors."""
 
     device: str
-    records: list[Record] = field(default_factory=list)
+    records: list[TuningRecord] = field(default_factory=list)
     left: list[TuningKey] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 

@@ -19,7 +19,7 @@ from ..kernels.problem import Pairing
 from ..kernels.variant import STRIDED, Variant, candidates
 from ..select import database
 from ..select.defaults import default_for
-from ..select.records import OutcomeKind, Record, SizeClass, TuningKey, TuningReport, VariantResult, decided
+from ..select.records import OutcomeKind, SizeClass, TuningKey, TuningRecord, TuningReport, VariantResult, decided
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
@@ -146,7 +146,7 @@ class _Group:
     right: list[int] = field(default_factory=list)
     timed: dict[TuningKey, dict[str, Any]] = field(default_factory=dict)
 
-    def run(self, deadline: float) -> list[Record]:
+    def run(self, deadline: float) -> list[TuningRecord]:
         """Return a record for every key that was timed, or for all if no variant works."""
         while True:
             todo = [n for n in range(len(self.variants)) if n not in self.failed and n not in self.right]
@@ -225,7 +225,7 @@ class _Group:
         self.errors.append(result.reason)
         return False
 
-    def _records(self) -> list[Record]:
+    def _records(self) -> list[TuningRecord]:
         records = []
         for key in self.keys:
             entry = self.timed.get(key)
@@ -244,7 +244,7 @@ class _Group:
                     results.append(VariantResult(variant, "slower", seconds=times[number], gbs=rate))
             ceiling = entry["ceiling"] if entry else None
             records.append(
-                Record(
+                TuningRecord(
                     key, decided(_in_order(results, default_for(self.device, key)), key.size), nbytes,
                     None if ceiling is None else round(2 * nbytes / ceiling / 1e9, 3), self.checked_against, self.seed,
                     time.time(),

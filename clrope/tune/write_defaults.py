@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..select import database
 from ..select.defaults import family_of, table
-from ..select.records import Record, TuningKey
+from ..select.records import TuningKey, TuningRecord
 
 _NAMES = ("dtype", "pairing", "in_place", "size")
 
@@ -22,7 +22,7 @@ def merged_defaults(paths: Sequence[str]) -> dict[str, Any]:
     least where it loses most. Raises `ConfigError` for a file that is no tuning file.
     """
     data: dict[str, Any] = json.loads(json.dumps(table()))
-    found: dict[tuple[str, TuningKey], list[tuple[str, Record]]] = {}
+    found: dict[tuple[str, TuningKey], list[tuple[str, TuningRecord]]] = {}
     for path in paths:
         try:
             entries = database.read(path)
@@ -82,7 +82,7 @@ def _exactly(facts: dict[str, Any]) -> dict[str, Any]:
     return {**texts, "float_width": [width, width]}
 
 
-def _least_loss(records: Sequence[Record]) -> dict[str, Any]:
+def _least_loss(records: Sequence[TuningRecord]) -> dict[str, Any]:
     """Return the variant whose worst share of the fastest, over all records, is the best; the first of equals."""
     shares: dict[Any, list[float]] = {}
     for record in records:

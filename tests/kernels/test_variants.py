@@ -183,10 +183,10 @@ def test_tiles_need_room(rng: np.random.Generator) -> None:
 def test_a_message_has_its_numbers() -> None:
     unsupported = FAST.unsupported(place(y_alignment=16))
     assert unsupported is not None
-    assert unsupported.reason is rows.Reason.ALIGNMENT
+    assert unsupported.reason is rows.RowsReason.ALIGNMENT
     assert unsupported.numbers == {"size": 32, "alignment": 16}
     assert str(unsupported) == "nontemporal: vectors of 32 bytes, the output is aligned to 16"
-    for reason in (*rows.Reason, *tiled.Reason):
+    for reason in (*rows.RowsReason, *tiled.TiledReason):
         assert reason.value
 
 

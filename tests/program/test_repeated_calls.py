@@ -16,7 +16,7 @@ import clrope
 from clrope.emulation import emulate_rope
 from clrope.kernels.variant import STRIDED, Variant
 from clrope.select import database
-from clrope.select.records import Record, TuningKey, VariantResult
+from clrope.select.records import TuningKey, TuningRecord, VariantResult
 
 CONFIG = clrope.RopeConfig("neox", n_dims=64)
 SHAPE = (3, 2, 4, 64)
@@ -97,10 +97,10 @@ def test_tuning_changes_the_next_call(cpu: clrope.DeviceInfo, cache: Path, rng: 
     untuned = launched()
     for width in (2, 4):
         winner = Variant(width=width)
-        database.save(cpu, [Record(key, (VariantResult(winner, "ok", seconds=1e-3),), 1 << 16)])
+        database.save(cpu, [TuningRecord(key, (VariantResult(winner, "ok", seconds=1e-3),), 1 << 16)])
         assert launched() == winner
     broken = tuple(VariantResult(v, "wrong") for v in {untuned, Variant(width=8)})
-    database.save(cpu, [Record(key, (*broken, VariantResult(STRIDED, "slower", seconds=1e-3)), 1 << 16)])
+    database.save(cpu, [TuningRecord(key, (*broken, VariantResult(STRIDED, "slower", seconds=1e-3)), 1 << 16)])
     assert launched() not in (untuned, Variant(width=8), Variant(width=4))
     database.forget(cpu)
     assert launched() == untuned
@@ -112,7 +112,7 @@ def test_another_cache_is_another_tuning(
     op, x = clrope.Rope(CONFIG, cpu), values(rng)
     untuned = op.plan(x, 3).variants
     database.save(
-        cpu, [Record(TuningKey("f32", "neox", False, "small"), (VariantResult(Variant(width=2), "ok"),), 1 << 16)]
+        cpu, [TuningRecord(TuningKey("f32", "neox", False, "small"), (VariantResult(Variant(width=2), "ok"),), 1 << 16)]
     )
     assert op.plan(x, 3).variants == [Variant(width=2)]
     monkeypatch.setenv("CLROPE_CACHE_DIR", str(tmp_path / "other"))

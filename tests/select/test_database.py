@@ -22,20 +22,20 @@ from clrope.layout import TensorView
 from clrope.select import database, defaults
 from clrope.select.choice import select
 from clrope.select.defaults import default_for, medium_bytes, safe_variant, size_class
-from clrope.select.records import OUTCOMES, OutcomeKind, Record, TuningKey, VariantResult, decided
+from clrope.select.records import OUTCOMES, OutcomeKind, TuningKey, TuningRecord, VariantResult, decided
 
 KEY = TuningKey("f32", "neox", False, "large")
 FULL = AngleForm(full_tables=True)
 FAST, OTHER = Variant(width=2, prepared=True), Variant(width=2)
 
 
-def record(key: TuningKey = KEY, winner: Variant = FAST, **broken: Any) -> Record:
+def record(key: TuningKey = KEY, winner: Variant = FAST, **broken: Any) -> TuningRecord:
     outcomes = [
         VariantResult(winner, "ok", seconds=1e-3, gbs=2.5),
         VariantResult(STRIDED, "slower", seconds=2e-3, gbs=1.25),
     ]
     outcomes += [VariantResult(v, kind, "because", "log") for kind, v in broken.items()]
-    return Record(key, tuple(outcomes), 1 << 20, ceiling_gbs=3.0, seed=7)
+    return TuningRecord(key, tuple(outcomes), 1 << 20, ceiling_gbs=3.0, seed=7)
 
 
 def place(in_place: bool = False, tokens: int = 1 << 15, **changes: Any) -> Problem:
@@ -164,7 +164,9 @@ def test_the_file_fits_its_schema(cpu: clrope.DeviceInfo, cache: Path) -> None:
     jsonschema.Draft202012Validator.check_schema(schema)
     check = jsonschema.Draft202012Validator(schema)
     broken = {kind: Variant(width=w) for kind, w in zip(OUTCOMES[1:6], (1, 2, 4, 8, 16), strict=True)}
-    database.save(cpu, [record(**broken), Record(replace(KEY, in_place=True), (VariantResult(FAST, "crash"),), 4096)])
+    database.save(
+        cpu, [record(**broken), TuningRecord(replace(KEY, in_place=True), (VariantResult(FAST, "crash"),), 4096)]
+    )
     data = stored(cache)
     check.validate(data)
     first = next(iter(data["records"].values()))
@@ -185,7 +187,7 @@ WRITER = """
 import sys
 import clrope
 from clrope.select import database
-from clrope.select.records import Record, TuningKey, VariantResult
+from clrope.select.records import TuningRecord, TuningKey, VariantResult
 from clrope.kernels.variant import Variant
 first, count, key = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 class Device:
@@ -196,7 +198,7 @@ for n in range(first, first + count):
     d = Device()
     d.key = f"{key} {n}"
     result = VariantResult(Variant(), "ok", seconds=1.0)
-    database.save(d, [Record(TuningKey("f32", "neox", False, "large"), (result,), 1 + n)])
+    database.save(d, [TuningRecord(TuningKey("f32", "neox", False, "large"), (result,), 1 + n)])
 """
 
 
@@ -266,14 +268,14 @@ def test_what_is_known_to_fail_is_not_chosen(cpu: clrope.DeviceInfo, cache: Path
     # Failed in place: not used out of place either; the winner degraded to it neither.
     elsewhere = replace(KEY, in_place=True, size="small")
     failed = {default, OTHER}
-    database.save(cpu, [record(), Record(elsewhere, tuple(VariantResult(v, kind) for v in failed), 4096)])
+    database.save(cpu, [record(), TuningRecord(elsewhere, tuple(VariantResult(v, kind) for v in failed), 4096)])
     assert choose(cpu, place()) == FAST
     assert choose(cpu, replace(place(), angles=FULL)).compiled not in failed  # FAST becomes OTHER there
     assert choose(cpu, place(tokens=2)).compiled not in failed
     failed |= {FAST, safe, default_for(cpu, elsewhere), default_for(cpu, replace(KEY, size="small"))}
-    database.save(cpu, [Record(elsewhere, tuple(VariantResult(v, kind) for v in failed), 4096)])
+    database.save(cpu, [TuningRecord(elsewhere, tuple(VariantResult(v, kind) for v in failed), 4096)])
     assert choose(cpu, place()) == STRIDED
-    database.save(cpu, [Record(elsewhere, tuple(VariantResult(v, kind) for v in failed | {STRIDED}), 4096)])
+    database.save(cpu, [TuningRecord(elsewhere, tuple(VariantResult(v, kind) for v in failed | {STRIDED}), 4096)])
     with pytest.raises(
         clrope.errors.DeviceError, match=r"every variant of the kernels that supports f32 \[1, 32768, 2, 128"
     ):
@@ -331,7 +333,7 @@ def test_what_a_call_rotates_altogether_decides_its_size(cpu: clrope.DeviceInfo,
     limit = medium_bytes(cpu)
     tokens = limit * 3 // 4 // (6 * 128 * 4)
     medium, small = (replace(KEY, size=size) for size in ("medium", "small"))
-    database.save(cpu, [Record(p, (VariantResult(v, "ok"),), 4096) for p, v in ((medium, FAST), (small, OTHER))])
+    database.save(cpu, [TuningRecord(p, (VariantResult(v, "ok"),), 4096) for p, v in ((medium, FAST), (small, OTHER))])
     q, k = np.zeros((tokens, 6, 128), np.float32), np.zeros((tokens, 3, 128), np.float32)
     op = clrope.Rope(clrope.RopeConfig("neox"), cpu)
     for given, want in (((q,), OTHER), ((k,), OTHER), ((q, k), FAST)):

@@ -20,7 +20,7 @@ from clrope.layout import TensorView
 from clrope.select import database, defaults
 from clrope.select.choice import select
 from clrope.select.defaults import default_for, safe_variant
-from clrope.select.records import SIZES, Record, TuningKey, VariantResult
+from clrope.select.records import SIZES, TuningKey, TuningRecord, VariantResult
 from clrope.tune.write_defaults import compact, dumps, merged_defaults
 
 POCL, INTEL = "Portable Computing Language", "Intel(R) OpenCL"
@@ -152,7 +152,7 @@ def test_written_from_tuning_files(
             VariantResult(v, "ok" if s == best else "slower", seconds=s)
             for v, s in zip((a, b, c), seconds, strict=True)
         ]
-        database.save(device, [Record(key, tuple(results), 1 << 20)])
+        database.save(device, [TuningRecord(key, tuple(results), 1 << 20)])
 
     saved(known, 1.0, 1.1, 2.0)
     saved(replace(known, name="AMD two"), 2.0, 1.1, 1.0)

@@ -15,11 +15,11 @@ from clrope.cli.main import app
 from clrope.kernels.variant import STRIDED, Variant
 from clrope.select import database
 from clrope.select.defaults import default_for
-from clrope.select.records import Record, TuningKey, VariantResult
+from clrope.select.records import TuningKey, TuningRecord, VariantResult
 from clrope.tune import search
 
 KEY = TuningKey("f32", "neox", False, "large")
-RECORD = Record(
+RECORD = TuningRecord(
     KEY,
     (
         VariantResult(Variant(width=8), "slower", seconds=2e-3, gbs=16.0),
@@ -73,7 +73,7 @@ def test_show_as_json(cpu: clrope.DeviceInfo, cache: Path) -> None:
     (entry,) = json.loads(text)["devices"]
     assert entry["device"] == cpu.key
     (record,) = entry["records"]
-    assert Record.from_dict(record).results == RECORD.results
+    assert TuningRecord.from_dict(record).results == RECORD.results
     assert record["winner"] == Variant(width=4).to_dict()
 
 
