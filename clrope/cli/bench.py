@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .ending import ends_well
+from .exit_code import exit_with_code
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command("bench")(ends_well(_bench))
-    app.command("report")(ends_well(_report))
+    app.command("bench")(exit_with_code(_bench))
+    app.command("report")(exit_with_code(_report))
 
 
 def _bench(
@@ -61,7 +61,7 @@ def _bench(
 
     chosen = select(workload or ())
     if list_only:
-        from .tables import bytes_text, print_table
+        from .output import bytes_text, print_table
 
         rows = [[w.name, " ".join(map(str, w.tensors)), bytes_text(w.bytes_moved)] for w in chosen]
         print_table("", ["workload", "tensors", "#moved"], rows)
@@ -73,7 +73,7 @@ def _bench(
     )  # fmt: skip
     result = run(chosen, _devices(device or ()), options, _Progress())
     if json_file == "-":
-        from .tables import print_json
+        from .output import print_json
 
         print_json(result)
     elif json_file is not None:
@@ -107,7 +107,7 @@ def _report(
         _write_markdown(results, markdown, targets)
     if as_json:
         from ..benchmark.targets import judge
-        from .tables import print_json
+        from .output import print_json
 
         rows = judge(results)
         print_json([row.to_dict() for row in rows])
@@ -137,7 +137,7 @@ def _show(results: Sequence[dict[str, Any]], targets: bool, quiet: bool = False)
     """Print the tables; return whether the targets that were asked for are met. What was not measured is not met."""
     from ..benchmark import report
     from ..benchmark.targets import judge
-    from .tables import print_table
+    from .output import print_table
 
     shown = [] if quiet else report.tables(results)
     rows = judge(results) if targets else []

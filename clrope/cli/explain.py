@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ConfigError
-from .configuration import takes_config
-from .ending import ends_well
+from .config_options import takes_config
+from .exit_code import exit_with_code
 
 if TYPE_CHECKING:
     from ..config import RopeConfig
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("explain")(ends_well(takes_config(_explain)))
+    app.command("explain")(exit_with_code(takes_config(_explain)))
 
 
 def _explain(
@@ -45,7 +45,7 @@ def _explain(
     x = np.zeros(lengths, DTYPES[dtype])
     plan = Rope(config, chosen).plan(x, 0, not backward, out=x if inplace else None, layout=layout)
     report = _report(plan, config, chosen, x, layout)
-    from .tables import print_json, print_table
+    from .output import print_json, print_table
 
     if as_json:
         print_json(report)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ConfigError
-from .ending import ends_well
+from .exit_code import exit_with_code
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("tune")(ends_well(_tune))
+    app.command("tune")(exit_with_code(_tune))
 
 
 def _tune(
@@ -51,7 +51,7 @@ def _tune(
     if show:
         well = any(t.records for t in tunings)
     if as_json:
-        from .tables import print_json
+        from .output import print_json
 
         print_json(_report(targets, tunings, troubles))
         return well
@@ -136,7 +136,7 @@ def _report(targets: list[DeviceInfo], tunings: list[Tuning], troubles: list[str
 
 
 def _print(target: DeviceInfo, tuning: Tuning, details: bool) -> None:
-    from .tables import print_table
+    from .output import print_table
 
     print(f"{target}: {target.driver_version}")
     if details:
@@ -157,7 +157,7 @@ def _print(target: DeviceInfo, tuning: Tuning, details: bool) -> None:
 def _summary(target: DeviceInfo, record: Record) -> list[str]:
     """Return a purpose, what was found for it, the default's share of that speed, and of how many spellings."""
     from ..program.defaults import default_for
-    from .tables import bytes_text
+    from .output import bytes_text
 
     first = [str(record.purpose), bytes_text(record.nbytes)]
     winner = next((o for o in record.outcomes if o.outcome == "ok"), None)
@@ -182,7 +182,7 @@ def _failed(tuning: Tuning) -> list[list[str]]:
 
 
 def _title(record: Record) -> str:
-    from .tables import bytes_text
+    from .output import bytes_text
 
     ceiling = "" if record.ceiling_gbs is None else f", {_ceiling_name(record)} {record.ceiling_gbs:.3g} GB/s"
     judge = "" if record.judged_by == "emulation" else f", judged by the {record.judged_by} kernel"

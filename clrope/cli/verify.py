@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .ending import ends_well
+from .exit_code import exit_with_code
 
 if TYPE_CHECKING:
-    from ..suite.runner import Report, Result
+    from ..suite.conformance import Report, Result
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("verify")(ends_well(_verify))
+    app.command("verify")(exit_with_code(_verify))
 
 
 def _verify(
@@ -44,7 +44,7 @@ def _verify(
     A line ends in OK, FAIL with the NMSE, or SKIP with the reason. Exit code 1 on any failure, and if a device named
     with --device cannot be used; other unhealthy devices are reported only.
     """
-    from ..suite.runner import verify
+    from ..suite.conformance import verify
 
     quiet = json_file == "-"
     view = _View(quiet)
@@ -114,7 +114,7 @@ class _View:
 
 def _write_json(report: Report, where: str) -> None:
     from ..errors import RopeError
-    from .tables import print_json
+    from .output import print_json
 
     if where == "-":
         print_json(report.to_dict())
@@ -128,9 +128,9 @@ def _write_json(report: Report, where: str) -> None:
 
 
 def _summarise(report: Report) -> None:
-    from ..suite.outcome import nmse_text
-    from ..suite.runner import NUMPY
-    from .tables import print_table
+    from ..suite.case_outcome import nmse_text
+    from ..suite.conformance import NUMPY
+    from .output import print_table
 
     names = [t.name for t in report.used]
     types = ("f32", "f16", "bf16", "f64")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .case import Case, parse_case
+from .conformance import Report, verify
 from .registry import suite, suite_names
-from .runner import Report, verify
 
 __all__ = ["Case", "Report", "parse_case", "suite", "suite_names", "verify"]

@@ -17,7 +17,7 @@ from ..layout import DTYPES
 #: How positions are drawn. 'far': all of ±2**31; 'offset': one int; 'offsets': [B]; 'batch': [B, S]; 'three': [3, S].
 POSITIONS = ("random", "signed", "offset", "offsets", "batch", "three", "far")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-#: Number of ways in which x can lie in memory; `clrope.suite.memory` says which.
+#: Number of ways in which x can lie in memory; `clrope.suite.case_memory` says which.
 VIEWS = range(6)
 
 _OPS = {"ROPE": True, "ROPE_BACK": False}

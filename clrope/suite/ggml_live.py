@@ -15,8 +15,8 @@ import numpy.typing as npt
 from ..config import RopeConfig
 from ..layout import TensorView
 from .case import Case
-from .outcome import Outcome, nmse_of, nmse_text
-from .trial import CallTrial, flat
+from .case_outcome import CaseOutcome, nmse_of, nmse_text
+from .rope_trial import RopeTrial, flat
 
 if TYPE_CHECKING:
     pass
@@ -51,7 +51,7 @@ def can_judge(case: Case) -> bool:
     return module() is not None and case.n_offs == 0 and case.type in ("f32", "f16") and case.v <= 2
 
 
-class LiveTrial(CallTrial):
+class LiveTrial(RopeTrial):
     """A call that ggml has answered too."""
 
     def __init__(self, case: Case, seed: int) -> None:
@@ -61,7 +61,7 @@ class LiveTrial(CallTrial):
             answer = compute(case, self.x.views[0], self.positions, self.config)
             self.live = flat([answer]).astype(np.float64)
 
-    def judge(self, got: list[npt.NDArray[Any]], trouble: list[str]) -> Outcome:
+    def judge(self, got: list[npt.NDArray[Any]], trouble: list[str]) -> CaseOutcome:
         """Compare with ggml's answer, then as always."""
         if self.live is not None:
             nmse = nmse_of(flat(got), self.live)

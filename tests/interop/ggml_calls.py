@@ -9,15 +9,15 @@ import numpy as np
 import oracle
 
 import clrope
-from clrope.suite.grids.interop import ggml as suite
-from clrope.suite.grids.interop.ggml import PLAIN, set_rows
+from clrope.suite.grids.interop import ggml_cases as suite
+from clrope.suite.grids.interop.ggml_cases import PLAIN, set_rows
 
 __all__ = ["DTYPES", "PLAIN", "Call", "calls", "limit", "nmse", "set_rows"]
 
 DTYPES = {"f16": np.float16, "f32": np.float32}
 
 
-class Call(suite.Call):
+class Call(suite.GgmlCall):
     """A call whose right answer comes from 60 digits."""
 
     def want(self) -> np.ndarray:

@@ -11,7 +11,7 @@ from helpers import POISON, bits
 import clrope
 from clrope import ConfigError, ShapeError
 from clrope.interop import ascend
-from clrope.suite.grids.interop.ascend import MODES, Call, calls
+from clrope.suite.grids.interop.ascend_cases import MODES, AscendCall, calls
 from clrope.suite.grids.interop.formula import DTYPES
 
 LIMITS = {"f16": 6e-8, "bf16": 4e-6, "f32": 1e-13, "f64": 1e-30}
@@ -40,7 +40,7 @@ def right(got: np.ndarray, want: np.ndarray) -> bool:
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
 def test_limits(device: clrope.DeviceInfo, rng: np.random.Generator, dtype: str, mode: str) -> None:
     shapes = ((2, 16, 8, 64), (1, 16, 1, 64), (1, 16, 1, 64))
-    call = Call(*(rng.uniform(-1, 1, shape).astype(DTYPES[dtype]) for shape in shapes), mode)
+    call = AscendCall(*(rng.uniform(-1, 1, shape).astype(DTYPES[dtype]) for shape in shapes), mode)
     assert right(call.run(device=device.index), call.want())
 
 

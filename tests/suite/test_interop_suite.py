@@ -17,11 +17,11 @@ from clrope import DeviceInfo
 from clrope.schedule.plan import Plan
 from clrope.suite import suite_names, verify
 from clrope.suite.grids import interop
-from clrope.suite.grids.interop import ggml, infiniop
+from clrope.suite.grids.interop import ggml_cases, infiniop_cases
 from clrope.suite.grids.interop.block import Block
 from clrope.suite.grids.interop.formula import DTYPES, turned
 from clrope.suite.grids.interop.line import limit_of
-from clrope.suite.grids.interop.torch import promoted
+from clrope.suite.grids.interop.torch_cases import promoted
 
 #: A handful of each peer: all of what the call can look like.
 SAMPLES = [
@@ -54,11 +54,11 @@ def test_adapters_pass_on_every_device(text: str, devices: tuple[DeviceInfo, ...
 def test_every_adapter_has_its_lines() -> None:
     assert "interop" in suite_names()
     assert list(interop.peers()) == sorted(m.name for m in pkgutil.iter_modules(clrope.interop.__path__))
-    labels = [line.label for line in interop.interop()]
+    labels = [line.label for line in interop.interop.cases()]
     assert len(set(labels)) == len(labels)
-    assert labels == [line.label for line in interop.interop()]
+    assert labels == [line.label for line in interop.interop.cases()]
     # The summary sorts results by this.
-    assert all(f"type={line.kind}," in line.label for line in interop.interop())
+    assert all(f"type={line.kind}," in line.label for line in interop.interop.cases())
     for name in interop.peers():
         assert sum(label.startswith(name.upper()) for label in labels) >= 60, name
 
@@ -126,7 +126,7 @@ def test_one_bit_apart_is_found(text: str, device: DeviceInfo, monkeypatch: pyte
 
 
 def test_bytes_around_are_watched(device: DeviceInfo, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    real = infiniop.RoPEDescriptor.run
+    real = infiniop_cases.RoPEDescriptor.run
 
     def careless(self: Any, y: Any, x: Any, *rest: Any) -> Any:
         real(self, y, x, *rest)
@@ -135,7 +135,7 @@ def test_bytes_around_are_watched(device: DeviceInfo, monkeypatch: pytest.Monkey
         y[...] = right
         return y
 
-    monkeypatch.setattr(infiniop.RoPEDescriptor, "run", careless)
+    monkeypatch.setattr(infiniop_cases.RoPEDescriptor, "run", careless)
     report = verify(["interop"], [device.index], seed=seed, text="INFINIOP( type=f32")
     texts = [r.outcome.text for r in report.results]
     assert any("bytes outside y changed" in text for text in texts)
@@ -146,12 +146,12 @@ def test_bytes_around_are_watched(device: DeviceInfo, monkeypatch: pytest.Monkey
         x[...] += 1
         return y
 
-    monkeypatch.setattr(infiniop.RoPEDescriptor, "run", spoiling)
+    monkeypatch.setattr(infiniop_cases.RoPEDescriptor, "run", spoiling)
     report = verify(["interop"], [device.index], seed=seed, text="INFINIOP( type=f32 inplace=0")
     assert all("bytes of x changed" in r.outcome.text for r in report.results)
     # The next device gets the inputs as they were.
-    monkeypatch.setattr(infiniop.RoPEDescriptor, "run", real)
-    call = infiniop.draw(np.random.default_rng(seed), "f32", infiniop.Algo.GPT_J, 4, True, "int8", True)
+    monkeypatch.setattr(infiniop_cases.RoPEDescriptor, "run", real)
+    call = infiniop_cases.draw(np.random.default_rng(seed), "f32", infiniop_cases.Algo.GPT_J, 4, True, "int8", True)
     first, second = (call.apply(device)[0] for _ in range(2))
     assert np.array_equal(first, second)
 
@@ -192,7 +192,7 @@ def test_a_peer_that_is_not_installed_is_named(
 def test_without_fp64_float64_is_skipped(device: DeviceInfo, seed: int) -> None:
     from dataclasses import replace
 
-    (line,) = [n for n in interop.interop() if n.label.startswith("ASCEND(type=f64,rotary_mode=half,r=111D")]
+    (line,) = [n for n in interop.interop.cases() if n.label.startswith("ASCEND(type=f64,rotary_mode=half,r=111D")]
     assert line.prepare(seed).run(replace(device, fp64=False)).text == "SKIP, the device has no fp64"
 
 
@@ -205,7 +205,7 @@ def test_the_same_seed_gives_the_same_inputs_alone_or_among_others(device: Devic
 
 
 def test_formulas_of_ggml_against_sixty_digits(rng: np.random.Generator) -> None:
-    for call in ggml.calls(rng, 40):
+    for call in ggml_cases.calls(rng, 40):
         right = oracle.rope(call.with_four_axes(), call.positions(), call.fields(), call.forward)
         got = call.want().reshape(right.shape)
         assert float(((got - right) ** 2).sum()) <= 1e-22 * float((right**2).sum()), call

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from ... import api
 from ...config import RopeConfig
 from ...emulation import emulate_rope
 from ...layout import DTYPES
-from ..memory import GUARD
-from ..outcome import Outcome, digest_of
+from ..case_memory import GUARD
+from ..case_outcome import CaseOutcome, digest_of
 from ..registry import suite
-from ..trial import generator
+from ..rope_trial import generator
 
 if TYPE_CHECKING:
     from ...device import DeviceInfo
@@ -111,12 +112,10 @@ class TypeTrial:
         self.digest = digest_of([self.want])
 
     @np.errstate(invalid="ignore")
-    def run(self, device: DeviceInfo) -> Outcome:
+    def run(self, device: DeviceInfo) -> CaseOutcome:
         """Run on the device and compare every bit."""
-        from ...api import rope
-
         if self.line.kind == "f64" and not device.fp64:
-            return Outcome("skip", detail="the device has no fp64")
+            return CaseOutcome("skip", detail="the device has no fp64")
         words = np.dtype(f"u{self.x.itemsize}")
         parent = np.empty(self.x.size + 2 * GUARD, words)
         parent[...] = np.iinfo(words).max // 3
@@ -126,7 +125,7 @@ class TypeTrial:
         if self.line.inplace:
             got[...] = x
             x = got
-        rope(x, self.positions, self.config, out=got, device=device)
+        api.rope(x, self.positions, self.config, out=got, device=device)
         trouble = []
         differs = got.view(words) != self.want.view(words)
         both_nan = np.isnan(got) & np.isnan(self.want)
@@ -143,7 +142,7 @@ class TypeTrial:
             trouble.append("elements outside the output changed")
         if not self.line.inplace and (x.view(words) != self.x.view(words)).any():
             trouble.append("elements of the input changed")
-        return Outcome("fail" if trouble else "ok", digest=digest_of([got]), detail="; ".join(trouble))
+        return CaseOutcome("fail" if trouble else "ok", digest=digest_of([got]), detail="; ".join(trouble))
 
 
 def _pairs_of(heads: npt.NDArray[Any], mode: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

@@ -1,6 +1,6 @@
 """A line of the suite: what is called, drawn from the seed, run on a poisoned output, judged by formulas and by bits.
 
-`Call` is what a peer's file provides; `Line` and `CallTrial` make of it what the runner of suites takes.
+`PeerCall` is what a peer's file provides; `Line` and `PeerTrial` make of it what the runner of suites takes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy.typing as npt
 from .... import arrays
 from ....compare import compare
 from ....layout import DTYPES
-from ...outcome import Outcome, digest_of, limit_for
-from ...trial import generator
+from ...case_outcome import CaseOutcome, digest_of, limit_for
+from ...rope_trial import generator
 
 if TYPE_CHECKING:
     from ....device import DeviceInfo
@@ -30,7 +30,7 @@ FEW = 512
 WORST = {"f16": 2.0**-22, "bf16": 2.0**-16, "f32": 0.0, "f64": 0.0}
 
 
-class Call(Protocol):
+class PeerCall(Protocol):
     """One call of an adapter with its inputs; `str` of it says all that the line leaves open."""
 
     @property
@@ -69,40 +69,40 @@ class Line:
 
     label: str
     kind: str
-    draw: Callable[[np.random.Generator], Call]
+    draw: Callable[[np.random.Generator], PeerCall]
     needs: str = ""
 
-    def prepare(self, seed: int) -> CallTrial:
+    def prepare(self, seed: int) -> PeerTrial:
         """Draw the inputs and compute what is right."""
-        return CallTrial(self, self.draw(generator(seed, self.label)))
+        return PeerTrial(self, self.draw(generator(seed, self.label)))
 
 
-class CallTrial:
+class PeerTrial:
     """A call ready for devices."""
 
-    def __init__(self, line: Line, call: Call) -> None:
+    def __init__(self, line: Line, call: PeerCall) -> None:
         self.line, self.call = line, call
         self.want = call.want()
         bits = call.right_bits()
         self.digest = "" if bits is None else digest_of([bits])
         self.limit = limit_of(line.kind, self.want.size)
 
-    def run(self, device: DeviceInfo) -> Outcome:
+    def run(self, device: DeviceInfo) -> CaseOutcome:
         """Run on the device and judge."""
         if missing(self.line.needs):
-            return Outcome("skip", detail=missing(self.line.needs))
+            return CaseOutcome("skip", detail=missing(self.line.needs))
         if self.line.kind == "f64" and not device.fp64:
-            return Outcome("skip", limit=self.limit, detail="the device has no fp64")
+            return CaseOutcome("skip", limit=self.limit, detail="the device has no fp64")
         with poisoned_results():
             got, trouble = self.call.apply(device)
         if got.dtype != DTYPES[self.call.kind] or got.shape != self.want.shape:
             trouble = [f"the result is {got.dtype}{list(got.shape)}, not {self.call.kind}{list(self.want.shape)}"]
-            return Outcome("fail", limit=self.limit, detail="; ".join([*trouble, str(self.call)]))
+            return CaseOutcome("fail", limit=self.limit, detail="; ".join([*trouble, str(self.call)]))
         nmse = compare(got, self.want).nmse
         if not nmse <= self.limit:
             trouble = [f"limit {self.limit:.0e}", *trouble]
         detail = "; ".join([*trouble, str(self.call)]) if trouble else ""
-        return Outcome("fail" if trouble else "ok", nmse, self.limit, digest_of([got]), detail)
+        return CaseOutcome("fail" if trouble else "ok", nmse, self.limit, digest_of([got]), detail)
 
 
 @contextmanager

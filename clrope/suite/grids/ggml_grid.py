@@ -13,7 +13,7 @@ from itertools import product
 from .. import ggml_live
 from ..case import Case
 from ..registry import suite
-from ..trial import CaseLine
+from ..rope_trial import CaseLine
 
 NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40
 SCALED = 1.4245

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ConfigError, RopeError
-from .configuration import parse_mode_flag, read_json
-from .ending import ends_well
+from .config_options import parse_mode_flag, read_json
+from .exit_code import exit_with_code
 
 if TYPE_CHECKING:
     from ..config import RopeConfig
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("config")(ends_well(_config))
+    app.command("config")(exit_with_code(_config))
 
 
 def _config(
@@ -42,7 +42,7 @@ def _config(
     """Print what was understood of a configuration and the resulting wavelengths."""
     from ..angles import magnitude_of
     from ..io.summary import summarise
-    from .tables import print_json, print_table
+    from .output import print_json, print_table
 
     kind, config = read_source(source, mode, layer_type, seq_len)
     if config.n_dims is None and head_dim is None:

@@ -30,7 +30,7 @@ SOURCES = (
 
 
 @dataclass(eq=False)
-class Call:
+class TorchCall:
     """One call of `RoPE(scale, base, dims, interleaved)`, or of its gradient.
 
     x:         [batch, ..., seq_len, embed], any strides. given: the other arguments of `forward`, by name.
@@ -156,7 +156,7 @@ def _chosen(device: DeviceInfo) -> Iterator[None]:
             os.environ["CLROPE_DEVICE"] = before
 
 
-def draw(rng: np.random.Generator, kind: str, interleaved: bool, source: str, gradient: bool = False) -> Call:
+def draw(rng: np.random.Generator, kind: str, interleaved: bool, source: str, gradient: bool = False) -> TorchCall:
     """Draw shape, strides, attributes, positions and numbers."""
     rank = int(rng.integers(3, 7))
     shape = (*(int(n) for n in rng.integers(1, 4, rank - 2)), int(rng.integers(1, 8)), 2 * int(rng.integers(1, 24)))
@@ -180,7 +180,7 @@ def draw(rng: np.random.Generator, kind: str, interleaved: bool, source: str, gr
     dy = uniform(rng, shape, kind) if gradient else None
     if where is not None and where.ndim == 2 and source != "ids[batch,...,seq]":
         where = where.reshape(batch, *[1] * (rank - 3), seq)
-    return Call(kind, x, given, where, scale, base, dims, interleaved, dy)
+    return TorchCall(kind, x, given, where, scale, base, dims, interleaved, dy)
 
 
 def _positions(
@@ -210,7 +210,7 @@ def _positions(
     return ids, {"position_ids": ids}
 
 
-def _draw_mixed(rng: np.random.Generator, kinds: tuple[str, ...], kind: str) -> Call:
+def _draw_mixed(rng: np.random.Generator, kinds: tuple[str, ...], kind: str) -> TorchCall:
     """Draw a call whose input, cos and sin differ in type."""
     call = draw(rng, kinds[0], bool(rng.random() < 0.5), "broadcast")
     call.kind = kind

@@ -36,7 +36,7 @@ PLAIN = {"n_ctx_orig": 0, "freq_base": 1e4, "freq_scale": 1.0, "ext_factor": 0.0
 
 
 @dataclass(eq=False)
-class Call:
+class GgmlCall:
     """One call of ggml's rope: what is needed to make it here and in ggml."""
 
     a: Array
@@ -163,7 +163,7 @@ def corr_dims(fields: dict[str, Any]) -> tuple[float, float]:
 def draw(
     rng: np.random.Generator, mode: int, *, kind: str | None = None, forward: bool | None = None, whole: bool = False,
     highest: int = 512, offsets: bool = True, largest: int = 16,
-) -> Call:  # fmt: skip
+) -> GgmlCall:  # fmt: skip
     """Draw a call of a mode.
 
     kind, forward: None to draw them too. whole: no axis is left out. highest: positions are below. offsets: whether
@@ -197,19 +197,19 @@ def draw(
     c = rng.uniform(0.9, 1.1, pairs).astype(np.float32) if rng.random() < 0.4 else None
     a = uniform(rng, tuple(shape), str(rng.choice(TYPES)) if kind is None else kind)
     drawn = bool(rng.random() < 0.7)
-    return Call(a, b, c, n_dims, mode, sections, floats, n_offs, drawn if forward is None else forward)
+    return GgmlCall(a, b, c, n_dims, mode, sections, floats, n_offs, drawn if forward is None else forward)
 
 
 def calls(
     rng: np.random.Generator, count: int, *, highest: int = 512, offsets: bool = True, largest: int = 16
-) -> Iterator[Call]:
+) -> Iterator[GgmlCall]:
     """Yield random calls of all modes."""
     for _ in range(count):
         mode = int(rng.choice(list(MODES.values())))
         yield draw(rng, mode, highest=highest, offsets=offsets, largest=largest)
 
 
-def set_rows(call: Call, dst: Any, rows: Any, **options: Any) -> Any:
+def set_rows(call: GgmlCall, dst: Any, rows: Any, **options: Any) -> Any:
     """Rotate the call's tensor into rows of a cache."""
     return ggml.rope_set_rows(
         dst, call.a, call.b, call.c, rows, call.n_dims, call.mode, sections=call.sections, n_offs=call.n_offs,
@@ -221,7 +221,7 @@ def set_rows(call: Call, dst: Any, rows: Any, **options: Any) -> Any:
 class TensorCall:
     """A call with its tensor somewhere in memory, given as an array or by ne, nb and view_offs."""
 
-    call: Call
+    call: GgmlCall
     a: Block
     by_nb: bool
     inplace: bool
@@ -262,7 +262,7 @@ class TensorCall:
 class RowsCall:
     """A call of rope_set_rows into a cache of either type; the result are the rows named."""
 
-    call: Call
+    call: GgmlCall
     dst: Block
     rows: npt.NDArray[np.int64]
     kind: str

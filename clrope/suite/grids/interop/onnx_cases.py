@@ -25,7 +25,7 @@ TYPES = ("f32", "f16", "bf16")
 
 
 @dataclass(eq=False)
-class Call:
+class OnnxCall:
     """One node: its inputs in the schema's order (None for one that is left out) and its attributes.
 
     x: [batch, num_heads, sequence, head_size] or [batch, sequence, hidden_size]; heads: num_heads in either case.
@@ -113,7 +113,7 @@ class Call:
 
 def draw(
     rng: np.random.Generator, domain: Domain, kind: str, rank: int, interleaved: bool, ids: bool, backend: bool = False
-) -> Call:
+) -> OnnxCall:
     """Draw lengths and numbers; caches hold any numbers, not cos and sin of anything.
 
     ids: position_ids [batch, sequence]; False: none and a row of the caches for each token (opset 23), or [1] as the
@@ -142,7 +142,7 @@ def draw(
         shape = (batch, seq, rotated // 2)
     x = uniform(rng, (batch, seq, heads * head_size) if rank == 3 else (batch, heads, seq, head_size), kind)
     cos, sin = (uniform(rng, shape, kind) for _ in range(2))
-    return Call(domain, kind, x, cos, sin, positions, attributes, heads, backend)
+    return OnnxCall(domain, kind, x, cos, sin, positions, attributes, heads, backend)
 
 
 def lines() -> Iterator[Line]:

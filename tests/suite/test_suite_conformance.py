@@ -14,11 +14,11 @@ import clrope
 import clrope.api
 from clrope import DeviceError, DeviceInfo
 from clrope.device.info import Health, absent
-from clrope.suite import ggml_live, parse_case, runner, verify
+from clrope.suite import conformance, ggml_live, parse_case, verify
+from clrope.suite.case_outcome import CaseOutcome, digest_of, limit_for, nmse_of, nmse_text
+from clrope.suite.conformance import Report
 from clrope.suite.grids.types import TypeLine
-from clrope.suite.outcome import Outcome, digest_of, limit_for, nmse_of, nmse_text
-from clrope.suite.runner import Report
-from clrope.suite.trial import CallTrial, CaseLine
+from clrope.suite.rope_trial import CaseLine, RopeTrial
 
 LINE = "ROPE(type=f32,ne_a=[128,40,2,1],n_dims=128,mode=0,n_ctx=512,fs=1.000000,ef=0.000000,af=1.000000,ff=0,v=0)"
 PARTIAL = LINE.replace("[128,40,2,1]", "[80,32,2,1]").replace("n_dims=128,mode=0", "n_dims=20,mode=2")
@@ -214,7 +214,7 @@ def _broken(name: str = "Broken GPU") -> DeviceInfo:
 def test_an_unhealthy_device_is_named_and_fails_only_if_asked_for(
     device: DeviceInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "devices", lambda: [device, _broken()])
+    monkeypatch.setattr(conformance, "devices", lambda: [device, _broken()])
     report = verify(["seed"], text="[128,40,2,1] type=f32")
     assert report.ok
     (broken,) = [t for t in report.targets if t.trouble]
@@ -227,7 +227,7 @@ def test_an_unhealthy_device_is_named_and_fails_only_if_asked_for(
             raise DeviceError(_broken().trouble())
         return device
 
-    monkeypatch.setattr(runner, "find_device", find)
+    monkeypatch.setattr(conformance, "find_device", find)
     report = verify(["seed"], ["broken", "0", "again"], text="[128,40,2,1] type=f32")
     assert len(report.used) == 1
     assert len(report.results) == 2
@@ -239,14 +239,14 @@ def test_nothing_verified_is_a_failure(device: DeviceInfo, monkeypatch: pytest.M
     assert verify(["seed"], [device.index], text="nothing like it").failures == [
         "no case of seed matches 'nothing like it', nothing was verified"
     ]
-    monkeypatch.setattr(runner, "devices", lambda: [_broken()])
+    monkeypatch.setattr(conformance, "devices", lambda: [_broken()])
     assert verify(["seed"]).failures == ["no healthy device, nothing was verified"]
 
 
 def test_without_fp64_float64_is_skipped_and_alone_no_success(device: DeviceInfo, monkeypatch: Any) -> None:
     from dataclasses import replace
 
-    monkeypatch.setattr(runner, "devices", lambda: [replace(device, fp64=False)])
+    monkeypatch.setattr(conformance, "devices", lambda: [replace(device, fp64=False)])
     report = verify(["types"], text="mode=neox check=turn inplace=0")
     texts = {r.case.split(",")[0]: r.outcome.text for r in report.results}
     assert texts.pop("VALUES(type=f64") == "SKIP, the device has no fp64"
@@ -321,17 +321,17 @@ def test_nmse_is_that_of_compare(rng: np.random.Generator) -> None:
 
 
 def test_verdicts_in_words() -> None:
-    assert Outcome("ok", 1e-15, 1e-12).text == "OK"
-    assert Outcome("fail", 0.4633217241, 1e-12).text == "FAIL, NMSE 0.463321724"
-    assert Outcome("fail", 1.27e-7, 1e-7, detail="limit 1e-07").text == "FAIL, NMSE 0.000000127, limit 1e-07"
-    assert Outcome("fail", 3e-11, 1e-12).text == "FAIL, NMSE 3e-11"
+    assert CaseOutcome("ok", 1e-15, 1e-12).text == "OK"
+    assert CaseOutcome("fail", 0.4633217241, 1e-12).text == "FAIL, NMSE 0.463321724"
+    assert CaseOutcome("fail", 1.27e-7, 1e-7, detail="limit 1e-07").text == "FAIL, NMSE 0.000000127, limit 1e-07"
+    assert CaseOutcome("fail", 3e-11, 1e-12).text == "FAIL, NMSE 3e-11"
     assert nmse_text(float("inf")) == "inf"
-    assert Outcome("skip", detail="no fp64").text == "SKIP, no fp64"
+    assert CaseOutcome("skip", detail="no fp64").text == "SKIP, no fp64"
     assert not Report(1, ["seed"], "", []).ok
 
 
 def test_inputs_are_as_the_grid_says(seed: int) -> None:
-    trial = CallTrial(parse_case(LINE.replace("ff=0", "ff=1")), seed)
+    trial = RopeTrial(parse_case(LINE.replace("ff=0", "ff=1")), seed)
     assert trial.x.views[0].shape == (1, 2, 40, 128)
     assert trial.config.freq_factors is not None
     assert all(0.9 <= f <= 1.1 for f in trial.config.freq_factors)

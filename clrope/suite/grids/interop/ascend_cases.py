@@ -26,7 +26,7 @@ RESULTS = ("new", "out", "inplace")
 
 
 @dataclass(eq=False)
-class Call:
+class AscendCall:
     """One call; x may be any view."""
 
     x: Array
@@ -95,7 +95,7 @@ class Call:
         )
 
 
-def draw(rng: np.random.Generator, mode: str, kind: str, ones: Sequence[bool], result: str = "new") -> Call:
+def draw(rng: np.random.Generator, mode: str, kind: str, ones: Sequence[bool], result: str = "new") -> AscendCall:
     """Draw lengths, strides and numbers; ones: the axes on which r1 and r2 have length 1."""
     head_dim = (4 if mode == "quarter" else 2) * int(rng.integers(1, 40))
     shape = (*(int(n) for n in rng.integers(1, 6, 3)), head_dim)
@@ -106,10 +106,10 @@ def draw(rng: np.random.Generator, mode: str, kind: str, ones: Sequence[bool], r
         x = np.ascontiguousarray(x.transpose(2, 0, 1, 3)).transpose(1, 2, 0, 3)
     rows = tuple(1 if one else n for one, n in zip(ones, shape[:3], strict=True))
     r1, r2 = (uniform(rng, (*rows, head_dim), kind) for _ in range(2))
-    return Call(x, r1, r2, mode, result, None if result == "new" else Block.drawn(rng, shape, DTYPES[kind]))
+    return AscendCall(x, r1, r2, mode, result, None if result == "new" else Block.drawn(rng, shape, DTYPES[kind]))
 
 
-def calls(rng: np.random.Generator, kinds: Sequence[str] = tuple(DTYPES)) -> Iterator[Call]:
+def calls(rng: np.random.Generator, kinds: Sequence[str] = tuple(DTYPES)) -> Iterator[AscendCall]:
     """Yield a random call for each mode and each choice of axes on which r1 and r2 have length 1."""
     for mode, ones in product(MODES, product((True, False), repeat=3)):
         yield draw(rng, mode, str(rng.choice(kinds)), ones)

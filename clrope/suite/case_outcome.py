@@ -22,7 +22,7 @@ LIMITS_FEW = LIMITS | {"f16": 1e-7, "bf16": 6.4e-6}
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CaseOutcome:
     """Verdict on one case on one device.
 
     status: 'ok', 'fail', or 'skip' (the device lacks what the case needs).
@@ -82,14 +82,14 @@ def limit_for(dtype: str, elements: int) -> float:
     return (LIMITS if elements >= FEW else LIMITS_FEW)[dtype]
 
 
-class Trial(Protocol):
+class CaseTrial(Protocol):
     """A case with its inputs and its reference, ready for devices."""
 
     @property
     def digest(self) -> str:
         """Digest of the bits that are right, from the kernels' arithmetic repeated in NumPy; '' if there are none."""
 
-    def run(self, device: DeviceInfo) -> Outcome:
+    def run(self, device: DeviceInfo) -> CaseOutcome:
         """Run on a device and judge."""
 
 
@@ -100,5 +100,5 @@ class SuiteCase(Protocol):
     def label(self) -> str:
         """The line, unique in its suite."""
 
-    def prepare(self, seed: int) -> Trial:
+    def prepare(self, seed: int) -> CaseTrial:
         """Draw inputs from the seed (the same for the same seed and label) and compute the reference."""

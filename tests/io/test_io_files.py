@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from clrope.errors import ConfigError, RopeError, ShapeError
-from clrope.io import arrays as module
+from clrope.io import files as module
 from clrope.io import format_of, read_arrays, read_metadata, write_arrays
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

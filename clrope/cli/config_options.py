@@ -115,7 +115,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def named_array(text: str, what: str) -> Any:
     """Return the array that FILE or FILE:NAME stands for; without a name the file must hold one array only."""
-    from ..io.arrays import read_arrays
+    from ..io.files import read_arrays
 
     name = ""
     if not Path(text).exists() and ":" in text:

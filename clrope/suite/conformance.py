@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from .. import __version__
 from ..device import DeviceInfo, devices
 from ..device import device as find_device
+from ..device.select import ALIASES
 from ..errors import DeviceError, RopeError
-from .outcome import Outcome, SuiteCase, Trial
+from .case_outcome import CaseOutcome, CaseTrial, SuiteCase
 from .registry import Suite, cases_of, chosen_suites
 
 #: Name and version of the JSON form of a report. A new version for every change that a reader could trip over.
@@ -42,7 +44,7 @@ class Result:
     suite: str
     case: str
     device: str
-    outcome: Outcome
+    outcome: CaseOutcome
     seconds: float
 
     @property
@@ -127,8 +129,6 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        from .. import __version__
-
         return {
             "schema": SCHEMA,
             "clrope": __version__,
@@ -172,8 +172,6 @@ def targets(selectors: Sequence[str] = ()) -> list[Target]:
 
 def short_name(device: DeviceInfo) -> str:
     """Return 'pocl 1:0', 'intel 0:0', ...: the platform in a word, and the index that selectors take."""
-    from ..device.select import ALIASES
-
     words = [alias for alias, part in ALIASES.items() if part in device.platform.lower()]
     return f"{words[0] if words else device.platform} {device.index}"
 
@@ -224,7 +222,7 @@ def verify(
 
 
 def _results(suite: Suite, case: SuiteCase, used: list[Target], seed: int) -> Iterable[tuple[Result, str]]:
-    trial: Trial | None = None
+    trial: CaseTrial | None = None
     for target in used:
         begin = time.perf_counter()
         assert target.device is not None
@@ -235,6 +233,6 @@ def _results(suite: Suite, case: SuiteCase, used: list[Target], seed: int) -> It
         except Exception as error:
             # Whatever a driver or a kernel does to one case, the others are still worth running.
             what = str(error) if isinstance(error, RopeError) else f"{type(error).__name__}: {error}"
-            outcome = Outcome("fail", detail=what.strip())
+            outcome = CaseOutcome("fail", detail=what.strip())
         expected = trial.digest if trial is not None else ""
         yield Result(suite.name, case.label, target.name, outcome, time.perf_counter() - begin), expected

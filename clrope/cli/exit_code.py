@@ -16,7 +16,7 @@ MISUSED = 2
 P = ParamSpec("P")
 
 
-def ends_well(command: Callable[P, bool]) -> Callable[P, None]:
+def exit_with_code(command: Callable[P, bool]) -> Callable[P, None]:
     """Turn a command that says whether all is well into one that exits with the right code."""
 
     @functools.wraps(command)

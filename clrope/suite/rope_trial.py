@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import reference
+from .. import api, reference
 from ..config import RopeConfig
 from ..emulation import emulate_rope
 from .case import Case
-from .memory import Memory
-from .outcome import Outcome, digest_of, limit_for, nmse_of
+from .case_memory import Memory
+from .case_outcome import CaseOutcome, digest_of, limit_for, nmse_of
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
@@ -47,12 +47,12 @@ class CaseLine:
         """The case's notation."""
         return str(self.case)
 
-    def prepare(self, seed: int) -> CallTrial:
+    def prepare(self, seed: int) -> RopeTrial:
         """Draw the inputs and compute the reference."""
-        return CallTrial(self.case, seed)
+        return RopeTrial(self.case, seed)
 
 
-class CallTrial:
+class RopeTrial:
     """One call of `clrope.rope` on inputs drawn from a seed.
 
     x (and what lies around it) is uniform in [-1, 1], freq_factors in [0.9, 1.1], positions as the case says.
@@ -77,11 +77,11 @@ class CallTrial:
         )
         self.limit = limit_for(case.type, self.want.size)
 
-    def run(self, device: DeviceInfo) -> Outcome:
+    def run(self, device: DeviceInfo) -> CaseOutcome:
         """Run on the device; the inputs are as before afterwards."""
         case = self.case
         if case.type == "f64" and not device.fp64:
-            return Outcome("skip", limit=self.limit, detail="the device has no fp64")
+            return CaseOutcome("skip", limit=self.limit, detail="the device has no fp64")
         untouched = False
         try:
             got, trouble = self._call(device)
@@ -93,14 +93,12 @@ class CallTrial:
         return self.judge(got, trouble)
 
     def _call(self, device: DeviceInfo) -> tuple[list[npt.NDArray[Any]], list[str]]:
-        from ..api import rope
-
         case, trouble = self.case, []
         target = self.x if case.inplace else Memory(case, case.v if case.o or len(self.x.views) > 1 else 0)
         if not case.inplace:
             target.poison()
         single = len(self.x.views) == 1
-        rope(
+        api.rope(
             self.x.views[0] if single else self.x.views, self.positions, self.config, case.forward,
             out=target.views[0] if single else target.views, layout=case.lo, device=device,
         )  # fmt: skip
@@ -113,12 +111,12 @@ class CallTrial:
             trouble.append(f"{changed} elements of the input changed")
         return got, trouble
 
-    def judge(self, got: list[npt.NDArray[Any]], trouble: list[str]) -> Outcome:
+    def judge(self, got: list[npt.NDArray[Any]], trouble: list[str]) -> CaseOutcome:
         """Compare a result with the reference."""
         nmse = nmse_of(flat(got), self.want)
         if not nmse <= self.limit:
             trouble = [f"limit {self.limit:.0e}", *trouble]
-        return Outcome("fail" if trouble else "ok", nmse, self.limit, digest_of(got), "; ".join(trouble))
+        return CaseOutcome("fail" if trouble else "ok", nmse, self.limit, digest_of(got), "; ".join(trouble))
 
 
 def flat(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:

@@ -23,7 +23,7 @@ NEEDS = ""
 
 
 @dataclass(eq=False)
-class Call:
+class InfiniopCall:
     """One call; in place, y is x."""
 
     y: Block
@@ -80,7 +80,7 @@ class Call:
 
 def draw(
     rng: np.random.Generator, kind: str, algo: Algo, rank: int, inplace: bool, pos_type: str, per_batch: bool
-) -> Call:
+) -> InfiniopCall:
     """Draw lengths, strides, positions and numbers; tables hold any numbers, not cos and sin of anything."""
     dhead = 2 * int(rng.integers(1, 65))
     shape = (*(int(n) for n in rng.integers(1, 6, rank - 1)), dhead)
@@ -91,10 +91,10 @@ def draw(
     x = Block.drawn(rng, shape, DTYPES[kind])
     x.view[...] = uniform(rng, shape, kind)
     y = x if inplace else Block.drawn(rng, shape, DTYPES[kind])
-    return Call(y, x, pos, sin, cos, algo, kind)
+    return InfiniopCall(y, x, pos, sin, cos, algo, kind)
 
 
-def calls(rng: np.random.Generator, count: int, kinds: Sequence[str] = tuple(DTYPES)) -> Iterator[Call]:
+def calls(rng: np.random.Generator, count: int, kinds: Sequence[str] = tuple(DTYPES)) -> Iterator[InfiniopCall]:
     """Yield random calls of every sort."""
     for _ in range(count):
         yield draw(
