@@ -63,10 +63,7 @@ def read_config(
     if config_file is not None:
         return RopeConfig.from_dict({**read_json(config_file), **fields})
     if gguf is not None or hf is not None:
-        from ..io.gguf import config_from_gguf
-        from ..io.hf import config_from_hf
-
-        read = config_from_gguf if gguf is not None else config_from_hf
+        read = RopeConfig.from_gguf if gguf is not None else RopeConfig.from_hf
         found = read(gguf or hf, mode=fields.get("mode"), seq_len=seq_len, layer_type=layer_type)  # type: ignore[arg-type]
         return dataclasses.replace(found, **fields)
     if preset is not None:

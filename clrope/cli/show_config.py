@@ -87,22 +87,20 @@ def _config(
 def read_source(source: str, mode: str | None, layer_type: str | None, seq_len: int | None) -> tuple[str, RopeConfig]:
     """Return what a source is, in words, and its configuration."""
     from ..config import RopeConfig
-    from ..io.gguf import config_from_gguf
-    from ..io.hf import config_from_hf
 
     path = Path(source)
     pairing = parse_mode_flag(mode)
     if path.suffix.lower() == ".gguf":
-        return "GGUF", config_from_gguf(path, mode=pairing, seq_len=seq_len, layer_type=layer_type)
+        return "GGUF", RopeConfig.from_gguf(path, mode=pairing, seq_len=seq_len, layer_type=layer_type)
     if path.is_dir():
-        return "Hugging Face", config_from_hf(path, seq_len, layer_type=layer_type, mode=pairing)
+        return "Hugging Face", RopeConfig.from_hf(path, seq_len, layer_type=layer_type, mode=pairing)
     if path.suffix.lower() == ".json" or path.is_file():
         data = read_json(path)
         # A model's config.json has dozens of keys; ours has fields of RopeConfig and nothing else.
         if data and set(data) <= {field.name for field in dataclasses.fields(RopeConfig)}:
             given = {} if pairing is None else {"mode": pairing}
             return "fields of RopeConfig", RopeConfig.from_dict({**data, **given})
-        return "Hugging Face", config_from_hf(path, seq_len, layer_type=layer_type, mode=pairing)
+        return "Hugging Face", RopeConfig.from_hf(path, seq_len, layer_type=layer_type, mode=pairing)
     config = RopeConfig.preset(source)
     return "preset", config if pairing is None else dataclasses.replace(config, mode=pairing)
 

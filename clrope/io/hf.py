@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import SECTION_MODES, Mode, RopeConfig, parse_mode
 from ..errors import ConfigError
+from ..modes import SECTION_MODES, Mode, parse_mode
 from .hf_models import MODELS, REFUSED, UNKNOWN, ModelKind
 from .hf_rope import Setting, count, positive, real, rope_fields, rope_type_of
 
@@ -27,23 +27,14 @@ _SUSPECTS = (
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
-def config_from_hf(
+def fields_from_hf(
     source: str | os.PathLike[str] | Mapping[str, Any],
     seq_len: int | None = None,
     *,
     layer_type: str | None = None,
     mode: str | int | None = None,
-) -> RopeConfig:
-    """Read a Hugging Face configuration.
-
-    source:     path of a `config.json`, of a folder holding one, or its content as a dictionary.
-    seq_len:    length that will be run (positions used, the last one + 1); needed by 'dynamic' and 'longrope'.
-    layer_type: 'full_attention', 'sliding_attention', … where a model has one RoPE per layer type; required then.
-    mode:       the pairing, overriding what is known of the model type; needed where nothing is known.
-
-    `n_dims` of the result is the number of rotated elements. For multi-head latent attention (DeepSeek, MiniCPM3) that
-    is `qk_rope_head_dim`: give that slice of q and k. Raises `ConfigError` naming the key.
-    """
+) -> dict[str, Any]:
+    """Return the fields of `RopeConfig` for a Hugging Face configuration; arguments as for `RopeConfig.from_hf`."""
     data = _text_part(_load(source))
     if seq_len is not None:
         seq_len = count("seq_len", seq_len)
@@ -70,7 +61,7 @@ def config_from_hf(
         params = {"partial_rotary_factor": data[kind.partial_key], **params}
     fields = rope_fields(params, rope_type, setting)
     sections = _sections(data, chosen, part, dim // 2)
-    return RopeConfig(mode=chosen, n_dims=dim, sections=sections, **fields)
+    return {"mode": chosen, "n_dims": dim, "sections": sections, **fields}
 
 
 @dataclass(frozen=True)

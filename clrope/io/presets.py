@@ -9,9 +9,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from ..config import RopeConfig
 from ..errors import ConfigError
-from .hf import config_from_hf
+from .hf import fields_from_hf
 
 
 @cache
@@ -39,10 +38,10 @@ def names() -> list[str]:
     return list(_entries())
 
 
-def preset(name: str) -> RopeConfig:
-    """Return the configuration of a well-known model; an unknown name raises `ConfigError` listing the known ones."""
+def preset_fields(name: str) -> dict[str, Any]:
+    """Return the fields of `RopeConfig` for a well-known model; `ConfigError` with the known names for another."""
     entry = _entry(name)
-    return config_from_hf(entry["config"], entry.get("seq_len"), layer_type=entry.get("layer_type"))
+    return fields_from_hf(entry["config"], entry.get("seq_len"), layer_type=entry.get("layer_type"))
 
 
 def source(name: str) -> str:
