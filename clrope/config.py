@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from .errors import ConfigError
 from .io import gguf, hf, presets
-from .modes import GGML_MODES, SECTION_MODES, Mode, modes_text, parse_mode
+from .mode import GGML_MODES, SECTION_MODES, Mode, modes_text, parse_mode
 
 __all__ = ["GGML_MODES", "SECTION_MODES", "Angles", "Mode", "RopeConfig", "parse_mode"]
 
@@ -249,10 +249,10 @@ def _for_head_dim(given: RopeConfig, head_dim: int) -> RopeConfig:
             )
         config = replace(given, n_dims=head_dim // 2)
     elif n_dims is None:
-        room = head_dim - given.n_offs
-        if room % 2 or room < 2:
-            raise ConfigError(f"n_dims: not given, and head_dim - n_offs = {room} is not a positive even number")
-        config = replace(given, n_dims=room)
+        left = head_dim - given.n_offs
+        if left % 2 or left < 2:
+            raise ConfigError(f"n_dims: not given, and head_dim - n_offs = {left} is not a positive even number")
+        config = replace(given, n_dims=left)
     else:
         config = given
         if given.n_offs + n_dims > head_dim:

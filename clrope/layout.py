@@ -1,4 +1,4 @@
-"""`TensorView`: where the elements of a tensor lie, without the data; BSND ↔ ggml's ne/nb. Knows nothing of RoPE.
+"""`TensorView`: where the elements of a tensor are, without the data; BSND ↔ ggml's ne/nb. Knows nothing of RoPE.
 
 A tensor of heads has four axes: b (batch), s (sequence), n (heads), d (elements of a head). A layout is an order of
 those letters; rank 3 tensors have no b. ggml writes axes fastest first: a C-order `[B, S, N, D]` array *is* ggml's
@@ -157,7 +157,7 @@ class TensorView:
 
     @property
     def last_axis_dense(self) -> bool:
-        """Whether the elements of a head lie one behind the other."""
+        """Whether the elements of a head are contiguous."""
         return self.strides[3] == 1 or self.shape[3] == 1
 
     @cached_property

@@ -19,7 +19,7 @@ def add_to(app: typer.Typer) -> None:
 
 def _devices(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything known as JSON.")] = False,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Probe every device anew.")] = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Probe every device again.")] = False,
 ) -> bool:
     """List all OpenCL devices with their health. Exit code 1 if no device is healthy."""
     from ..device import devices

@@ -70,8 +70,8 @@ def _targets(names: list[str]) -> tuple[list[DeviceInfo], list[str]]:
     if not names:
         found = devices()
         usable = [d for d in found if d.health.ok and not d.simulator]
-        troubles = [] if usable else [d.trouble() for d in found if not d.health.ok] or ["no OpenCL device was found"]
-        return usable, troubles
+        problems = [d.describe_problem() for d in found if not d.health.ok] or ["no OpenCL device was found"]
+        return usable, [] if usable else problems
     targets: list[DeviceInfo] = []
     troubles = []
     for name in names:

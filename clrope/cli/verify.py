@@ -67,7 +67,7 @@ class _View:
         self._bar: Any = None
         self._task: Any = None
         self._shown = 0.0
-        # Both on one screen: the bar has to make room for every line.
+        # Both on one screen: the bar has to be redrawn after every line.
         self._share = sys.stdout.isatty() and sys.stderr.isatty()
 
     def start(self, report: Report, results: int) -> None:
@@ -75,7 +75,7 @@ class _View:
         if not self._quiet:
             print(f"seed {report.seed}; suites: {', '.join(report.suites)}")
             for target in report.targets:
-                print(f"{target.name}: {target.trouble or target.device}")
+                print(f"{target.name}: {target.problem or target.device}")
             for name, remark in report.remarks.items():
                 print(f"{name}: {remark}")
             sys.stdout.flush()
@@ -84,7 +84,7 @@ class _View:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        # Drawn by hand: a thread that draws would write between a line and the room made for it. Rich would also
+        # Drawn by hand: a thread that draws would write into the lines. Rich would also
         # send lines printed meanwhile to stderr.
         self._bar = Progress(
             TextColumn("verify"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -158,8 +158,8 @@ def _summarise(report: Report) -> None:
     for case in report.differing[:20]:
         print(f"bits differ: {case}")
     for target in report.targets:
-        if target.trouble and not target.asked:
-            print(f"not verified: {target.name}: {target.trouble}")
+        if target.problem and not target.asked:
+            print(f"not verified: {target.name}: {target.problem}")
     for failure in report.failures:
         print(f"FAIL: {failure}")
     if not report.ok:

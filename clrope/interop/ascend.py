@@ -20,7 +20,7 @@ __all__ = ["ROTARY_MODES", "rotary_mul"]
 
 #: Names and aclnn's numbers of the modes.
 ROTARY_MODES: dict[str, int] = {"half": 0, "interleave": 1, "quarter": 2, "interleave-half": 3}
-#: How a mode's pairs lie in x, in y (None: as in x), and how a pair's two numbers lie in r1 and r2.
+#: Layout of a mode's pairs in x, in y (None: as in x), and of a pair's two numbers in r1 and r2.
 _PAIRS: dict[str, tuple[str, str | None, FullTables]] = {
     "half": ("neox", None, "halves"),
     "interleave": ("normal", None, "interleaved"),

@@ -4,7 +4,7 @@
 - bfloat16 is `ml_dtypes.bfloat16`. safetensors names the type. NumPy's formats do not know it and store two opaque
   bytes an element ('V2'); the rule here, in both directions: an unnamed two-byte void in .npy or .npz *is* bfloat16.
 - .npy is mapped read-only, so that a file larger than memory can be worked on in parts; .npz and .safetensors are read.
-- A file is written beside its place under another name, then renamed over it.
+- A file is written to its folder under another name, then renamed over it.
 """
 
 from __future__ import annotations
@@ -189,17 +189,17 @@ def _write_safetensors(file: IO[bytes], arrays: Mapping[str, Array], metadata: M
 
 
 def _replace(path: Path, write: Callable[[IO[bytes]], None]) -> None:
-    """Write beside `path` and rename; whatever happens, no part of a file stays behind."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    """Write to a temporary file and rename; whatever happens, no part of a file stays behind."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        with open(beside, "xb") as file:
+        with open(temporary, "xb") as file:
             write(file)
-        os.replace(beside, path)
+        os.replace(temporary, path)
     except OSError as error:
-        _discard(beside)
+        _discard(temporary)
         raise RopeError(f"{path}: cannot be written ({error.strerror or error})") from error
     except BaseException:
-        _discard(beside)
+        _discard(temporary)
         raise
 
 

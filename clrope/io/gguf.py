@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError
-from ..modes import SECTION_MODES, Mode, parse_mode
+from ..mode import SECTION_MODES, Mode, parse_mode
 from .gguf_models import (
     ARCHITECTURES,
     LOG_MULTIPLIER_AS_IT_IS,

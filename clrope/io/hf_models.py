@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..modes import Mode
+from ..mode import Mode
 
 
 @dataclass(frozen=True)

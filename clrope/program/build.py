@@ -93,7 +93,7 @@ def build(
 
 def save_source(source: str) -> str:
     """Write a source that failed to a file under the cache directory and return its path."""
-    from ..device.store import cache_dir
+    from ..store import cache_dir
 
     folder = Path(cache_dir()) / "failed-sources"
     folder.mkdir(parents=True, exist_ok=True)

@@ -67,7 +67,7 @@ def tune(
     Raises `DeviceError` if the device is not healthy or no child process can be started for it.
     """
     if device.health.status == "unhealthy":
-        raise DeviceError(device.trouble())
+        raise DeviceError(device.describe_problem())
     device.cl_device  # noqa: B018 - raises if there is none in this process
     from ..device import devices
 

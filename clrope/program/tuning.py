@@ -136,7 +136,7 @@ def edition() -> tuple[str, int]:
 
 
 def _update(change: Callable[[dict[str, Any]], object]) -> None:
-    from ..device import store
+    import clrope.store as store
 
     with store.locked(FILE):
         path = store.cache_dir() / f"{FILE}.json"
@@ -157,7 +157,7 @@ def _records(place: str) -> dict[str, Any]:
     with _lock:
         found = _read.get(place)
         if found is None:
-            from ..device import store
+            import clrope.store as store
 
             found = _read[place] = _load(os.fspath(store.cache_dir() / f"{FILE}.json"))
         return found

@@ -1,4 +1,4 @@
-"""Conformance suites: cases in ggml's notation, run on devices and judged by the float64 reference."""
+"""Conformance suites: cases in ggml's notation, run on devices and checked against the float64 reference."""
 
 from __future__ import annotations
 

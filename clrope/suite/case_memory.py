@@ -1,4 +1,4 @@
-"""Where a case's tensors lie: parents, the views into them, poison, and the bytes that nobody may touch."""
+"""How a case's tensors are laid out: parents, the views into them, poison, and the bytes that must not change."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def _cuts(case: Case, view: int) -> list[dict[str, Cut]]:
         return [whole | {"d": Cut(2 * d, slice(d, 2 * d))}]
     if view == 3:
         heads, keys = _heads(case)
-        room = heads + 2 * keys
-        return [whole | {"n": Cut(room, slice(0, heads))}, whole | {"n": Cut(room, slice(heads, heads + keys))}]
+        total = heads + 2 * keys
+        return [whole | {"n": Cut(total, slice(0, heads))}, whole | {"n": Cut(total, slice(heads, heads + keys))}]
     if view == 4:
         return [whole | {"d": Cut(2 * d, slice(2 * d - 1, None, -2))}]
     if view == 5:

@@ -1,4 +1,4 @@
-"""What a suite's case is to the runner: something that is prepared once and judged on each device."""
+"""What a suite's case is to the runner: something that is prepared once and checked on each device."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class CaseTrial(Protocol):
         """Digest of the bits that are right, from the kernels' arithmetic repeated in NumPy; '' if there are none."""
 
     def run(self, device: DeviceInfo) -> CaseOutcome:
-        """Run on a device and judge."""
+        """Run on a device and check the result."""
 
 
 class SuiteCase(Protocol):

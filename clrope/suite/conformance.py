@@ -24,17 +24,17 @@ NUMPY = "NumPy"
 
 @dataclass(frozen=True)
 class Target:
-    """A device of a run. `asked`: named by the caller. `trouble`: why it cannot be used ('' if it can)."""
+    """A device of a run. `asked`: named by the caller. `problem`: why it cannot be used ('' if it can)."""
 
     name: str
     device: DeviceInfo | None
     asked: bool
-    trouble: str = ""
+    problem: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
         known = self.device.to_dict() if self.device is not None else None
-        return {"name": self.name, "asked": self.asked, "trouble": self.trouble, "device": known}
+        return {"name": self.name, "asked": self.asked, "trouble": self.problem, "device": known}
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Report:
 
     targets:   the devices, usable or not.
     results:   one per case and usable device.
-    differing: cases whose bits differ between devices, or from the kernels' arithmetic repeated in NumPy, with who has
+    differing: cases whose bits differ between devices, or from the kernels' arithmetic repeated in NumPy, with what has
                which: 'suite: case: pocl 1:0 0123456789abcdef, ...'.
     shared:    cases of which two or more had bits to compare.
     """
@@ -84,12 +84,12 @@ class Report:
     @property
     def used(self) -> list[Target]:
         """The devices that cases ran on."""
-        return [t for t in self.targets if not t.trouble]
+        return [t for t in self.targets if not t.problem]
 
     @property
     def failures(self) -> list[str]:
         """What makes the run fail, in words; empty if all is well."""
-        out = [f"device {t.name}: {t.trouble}" for t in self.targets if t.trouble and t.asked]
+        out = [f"device {t.name}: {t.problem}" for t in self.targets if t.problem and t.asked]
         if not self.used:
             out.append("no healthy device, nothing was verified")
         elif not self.results:
@@ -156,7 +156,7 @@ def targets(selectors: Sequence[str] = ()) -> list[Target]:
         for found in devices():
             if not found.simulator:
                 usable = found.health.status != "unhealthy"
-                out.append(_target(found, False, "" if usable else found.trouble()))
+                out.append(_target(found, False, "" if usable else found.describe_problem()))
         return out
     for selector in selectors:
         try:
@@ -176,9 +176,9 @@ def short_name(device: DeviceInfo) -> str:
     return f"{words[0] if words else device.platform} {device.index}"
 
 
-def _target(device: DeviceInfo, asked: bool, trouble: str) -> Target:
+def _target(device: DeviceInfo, asked: bool, problem: str) -> Target:
     name = short_name(device) if device.platform_index >= 0 else f"{device.name} [{device.platform}]"
-    return Target(name, device, asked, trouble)
+    return Target(name, device, asked, problem)
 
 
 def verify(
@@ -213,10 +213,10 @@ def verify(
             report.results.append(result)
             digests |= {NUMPY: expected, result.device: result.outcome.digest}
             done(result)
-        digests = {who: digest for who, digest in digests.items() if digest}
+        digests = {name: digest for name, digest in digests.items() if digest}
         report.shared += len(digests) > 1
         if len(set(digests.values())) > 1:
-            found = ", ".join(f"{who} {digest}" for who, digest in digests.items())
+            found = ", ".join(f"{name} {digest}" for name, digest in digests.items())
             report.differing.append(f"{each.name}: {case.label}: {found}")
     return report
 

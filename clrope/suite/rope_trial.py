@@ -1,4 +1,4 @@
-"""A `Case` with its inputs: run on a device with a poisoned output, judged by the float64 reference."""
+"""A `Case` with its inputs: run on a device with a poisoned output, checked against the float64 reference."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CaseLine:
 class RopeTrial:
     """One call of `clrope.rope` on inputs drawn from a seed.
 
-    x (and what lies around it) is uniform in [-1, 1], freq_factors in [0.9, 1.1], positions as the case says.
+    x (and the memory around it) is uniform in [-1, 1], freq_factors in [0.9, 1.1], positions as the case says.
     """
 
     def __init__(self, case: Case, seed: int) -> None:
@@ -84,16 +84,16 @@ class RopeTrial:
             return CaseOutcome("skip", limit=self.limit, detail="the device has no fp64")
         untouched = False
         try:
-            got, trouble = self._call(device)
-            untouched = not case.inplace and not trouble
+            got, errors = self._call(device)
+            untouched = not case.inplace and not errors
         finally:
             # For the next device.
             if not untouched:
                 self.x.restore()
-        return self.judge(got, trouble)
+        return self.check(got, errors)
 
     def _call(self, device: DeviceInfo) -> tuple[list[npt.NDArray[Any]], list[str]]:
-        case, trouble = self.case, []
+        case, errors = self.case, []
         target = self.x if case.inplace else Memory(case, case.v if case.o or len(self.x.views) > 1 else 0)
         if not case.inplace:
             target.poison()
@@ -105,18 +105,18 @@ class RopeTrial:
         got = [np.array(view) for view in target.views]
         stray = target.stray()
         if stray:
-            trouble.append(f"{stray} elements outside the output changed")
+            errors.append(f"{stray} elements outside the output changed")
         changed = 0 if case.inplace else self.x.changed()
         if changed:
-            trouble.append(f"{changed} elements of the input changed")
-        return got, trouble
+            errors.append(f"{changed} elements of the input changed")
+        return got, errors
 
-    def judge(self, got: list[npt.NDArray[Any]], trouble: list[str]) -> CaseOutcome:
+    def check(self, got: list[npt.NDArray[Any]], errors: list[str]) -> CaseOutcome:
         """Compare a result with the reference."""
         nmse = nmse_of(flat(got), self.want)
         if not nmse <= self.limit:
-            trouble = [f"limit {self.limit:.0e}", *trouble]
-        return CaseOutcome("fail" if trouble else "ok", nmse, self.limit, digest_of(got), "; ".join(trouble))
+            errors = [f"limit {self.limit:.0e}", *errors]
+        return CaseOutcome("fail" if errors else "ok", nmse, self.limit, digest_of(got), "; ".join(errors))
 
 
 def flat(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from clrope.device import discovery, select
+from clrope.device import select
 from clrope.device.info import DeviceInfo, Health, absent
 from clrope.errors import DeviceError
 
@@ -38,7 +38,7 @@ def _no_choice_from_outside(clean: None) -> None:
 
 
 def choose(monkeypatch: pytest.MonkeyPatch, known: list[DeviceInfo], selector: object = None) -> DeviceInfo:
-    monkeypatch.setattr(discovery, "devices", lambda refresh=False: list(known))
+    monkeypatch.setattr(select, "devices", lambda refresh=False: list(known))
     return select.device(selector)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""The suite's random calls of ggml's rope, judged by the oracle, and how near a result has to be."""
+"""The suite's random calls of ggml's rope, checked against the oracle, and how near a result has to be."""
 
 from __future__ import annotations
 

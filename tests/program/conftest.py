@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import clrope
-from clrope.device import store
+from clrope import store
 from clrope.program import tuning
 
 

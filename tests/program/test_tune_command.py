@@ -91,7 +91,7 @@ def test_tune(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPat
 
 def test_an_unhealthy_device_says_why(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sick = replace(cpu, health=replace(cpu.health, status="unhealthy", reason="it is ill", hint="rest"))
-    monkeypatch.setattr(importlib.import_module("clrope.device.discovery"), "devices", lambda *_, **__: [sick])
+    monkeypatch.setattr(importlib.import_module("clrope.device.select"), "devices", lambda *_, **__: [sick])
     code, text = run("--device", cpu.index, "--budget", "5")
     assert code == 1
     assert "not tuned: " in text

@@ -156,7 +156,7 @@ def test_bytes_around_are_watched(device: DeviceInfo, monkeypatch: pytest.Monkey
     assert np.array_equal(first, second)
 
 
-def test_every_peer_runs_on_the_device_that_is_judged(
+def test_every_peer_runs_on_the_device_that_is_checked(
     devices: tuple[DeviceInfo, ...], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     real, used = Plan.run, []

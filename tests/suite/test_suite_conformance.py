@@ -217,14 +217,14 @@ def test_an_unhealthy_device_is_named_and_fails_only_if_asked_for(
     monkeypatch.setattr(conformance, "devices", lambda: [device, _broken()])
     report = verify(["seed"], text="[128,40,2,1] type=f32")
     assert report.ok
-    (broken,) = [t for t in report.targets if t.trouble]
+    (broken,) = [t for t in report.targets if t.problem]
     assert broken.name == "Broken GPU [Some Platform]"
-    assert "it crashed" in broken.trouble
-    assert "take it out" in broken.trouble
+    assert "it crashed" in broken.problem
+    assert "take it out" in broken.problem
 
     def find(selector: str) -> DeviceInfo:
         if selector == "broken":
-            raise DeviceError(_broken().trouble())
+            raise DeviceError(_broken().describe_problem())
         return device
 
     monkeypatch.setattr(conformance, "find_device", find)
@@ -269,10 +269,10 @@ def test_the_report_is_strict_json(device: DeviceInfo, monkeypatch: pytest.Monke
     assert data["summary"][0]["passed"] == 0
 
 
-def test_ggml_judges_too(device: DeviceInfo, seed: int) -> None:
+def test_ggml_is_compared_with_too(device: DeviceInfo, seed: int) -> None:
     pytest.importorskip("ggml")
     assert "live by ggml" in ggml_live.remark()
-    judged = 0
+    compared = 0
     for text in (
         LINE, LINE.replace("ff=0,v=0", "ff=1,v=1"), LINE.replace("mode=0", "mode=8").replace("f32", "f16"),
         LINE.replace("mode=0", "mode=24").replace("v=0", "v=2"), LINE.replace("ROPE(", "ROPE_BACK("),
@@ -282,17 +282,17 @@ def test_ggml_judges_too(device: DeviceInfo, seed: int) -> None:
         trial = ggml_live.LiveTrial(parse_case(text), seed)
         assert trial.live is not None
         assert trial.run(device).text == "OK", text
-        # A judge that cannot say no is none.
+        # A check that cannot fail is none.
         trial.live = trial.live * 1.001
         outcome = trial.run(device)
         assert outcome.status == "fail"
         assert "against ggml" in outcome.detail
-        judged += 1
-    assert judged == 7
-    assert not ggml_live.can_judge(parse_case(LINE.replace("n_dims=128", "n_dims=64").replace("v=0", "v=0,n_offs=2")))
+        compared += 1
+    assert compared == 7
+    assert not ggml_live.can_compute(parse_case(LINE.replace("n_dims=128", "n_dims=64").replace("v=0", "v=0,n_offs=2")))
 
 
-def test_without_ggml_the_reference_judges_alone(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_without_ggml_the_reference_is_alone(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(ggml_live, "module", lambda: None)
     assert "pip install ggml-python" in ggml_live.remark()
     assert ggml_live.LiveTrial(parse_case(LINE), seed).live is None

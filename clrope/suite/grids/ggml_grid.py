@@ -1,4 +1,4 @@
-"""The suite 'ggml': the grid of parameters of ggml's test_rope, and ggml itself as a second judge if it is installed.
+"""The suite 'ggml': the parameters of ggml's test_rope, with ggml itself as a second reference where it is installed.
 
 The grid's dimensions are those published in ggml's tests/test-backend-ops.cpp; windows with an offset (n_offs), which
 ggml gained later, are added for the four modes that have them.
@@ -40,7 +40,7 @@ _MODES = (NORMAL, NEOX, MROPE, IMROPE, VISION)
 
 @dataclass(frozen=True)
 class GgmlLine(CaseLine):
-    """A case that ggml judges too, if it can."""
+    """A case that ggml computes too, if it can."""
 
     def prepare(self, seed: int) -> ggml_live.LiveTrial:
         """Draw the inputs, compute the reference, and let ggml compute its answer."""

@@ -1,7 +1,7 @@
 """The suite 'types': every half and bfloat16 there is, and the hard values of float32 and float64, bit for bit.
 
 - copy: the values are outside of the rotated window and must come through with every bit.
-- still: they are rotated by nothing (position 0) beside a partner of 0, and must come through (any NaN as a NaN).
+- still: they are rotated by nothing (position 0) with a partner of 0, and must come through (any NaN as a NaN).
 - turn: they are rotated, and must have the bits that the same arithmetic in NumPy gives: rounding to nearest even,
   subnormals, infinities and NaN as IEEE 754 says.
 """
@@ -66,7 +66,7 @@ class TypeLine:
 
 
 class TypeTrial:
-    """x is [1, tokens, 1, HEAD]; the output is poisoned and lies between guards."""
+    """x is [1, tokens, 1, HEAD]; the output is poisoned, with guards on both sides."""
 
     # Asking whether a signalling NaN is a NaN is an invalid operation to ml_dtypes.
     @np.errstate(invalid="ignore")
@@ -97,7 +97,7 @@ class TypeTrial:
         tokens = self.x.shape[1]
         self.positions = np.zeros(tokens, np.int64) if line.check == "still" else rng.integers(0, 1 << 20, tokens)
         if line.check == "still":
-            # By the definition, not by any arithmetic: cos is 1, sin is 0, and 0 is added. Only an infinity beside the
+            # By the definition, not by any arithmetic: cos is 1, sin is 0, and 0 is added. Only an infinity next to the
             # 0 makes a NaN of that 0 (infinity * 0).
             self.want = self.x.copy()
             first, second = _pairs_of(self.want, line.mode)
@@ -126,7 +126,7 @@ class TypeTrial:
             got[...] = x
             x = got
         api.rope(x, self.positions, self.config, out=got, device=device)
-        trouble = []
+        errors = []
         differs = got.view(words) != self.want.view(words)
         both_nan = np.isnan(got) & np.isnan(self.want)
         # Of a NaN that was copied every bit counts; which NaN arithmetic makes is left open by IEEE 754.
@@ -134,15 +134,15 @@ class TypeTrial:
         differs &= ~both_nan
         if differs.any():
             at = tuple(int(i) for i in np.argwhere(differs)[0])
-            trouble.append(
+            errors.append(
                 f"{int(differs.sum())} of {got.size} values differ, first at {list(at)}: "
                 f"got {int(got.view(words)[at]):#x}, want {int(self.want.view(words)[at]):#x}"
             )
         if (parent[:GUARD] != before[:GUARD]).any() or (parent[-GUARD:] != before[-GUARD:]).any():
-            trouble.append("elements outside the output changed")
+            errors.append("elements outside the output changed")
         if not self.line.inplace and (x.view(words) != self.x.view(words)).any():
-            trouble.append("elements of the input changed")
-        return CaseOutcome("fail" if trouble else "ok", digest=digest_of([got]), detail="; ".join(trouble))
+            errors.append("elements of the input changed")
+        return CaseOutcome("fail" if errors else "ok", digest=digest_of([got]), detail="; ".join(errors))
 
 
 def _pairs_of(heads: npt.NDArray[Any], mode: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

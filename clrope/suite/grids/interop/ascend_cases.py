@@ -70,7 +70,7 @@ class AscendCall:
 
     def apply(self, device: DeviceInfo) -> tuple[Array, list[str]]:
         """Call the adapter, with `out` between bytes that must not change."""
-        trouble = []
+        errors = []
         before = np.array(self.x)
         if self.out is None:
             got = self.run(device=device)
@@ -81,12 +81,12 @@ class AscendCall:
                 x = block.view
             got = ascend.rotary_mul(x, self.r1, self.r2, self.rotary_mode, out=block.view, device=device)
             if got is not block.view:
-                trouble.append("the result is not out")
+                errors.append("the result is not out")
             if block.changed(self.out, around=True):
-                trouble.append(f"{block.changed(self.out, around=True)} bytes outside out changed")
+                errors.append(f"{block.changed(self.out, around=True)} bytes outside out changed")
         if np.array(self.x).tobytes() != before.tobytes():
-            trouble.append("x changed")
-        return np.array(got), trouble
+            errors.append("x changed")
+        return np.array(got), errors
 
     def __str__(self) -> str:
         return (

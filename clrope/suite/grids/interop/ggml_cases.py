@@ -246,13 +246,13 @@ class TensorCall:
         if self.by_nb:
             given = ggml.Tensor(block.memory, self.kind, block.view.shape[::-1], block.view.strides[::-1], block.offset)
         got = self.call.run(given, inplace=self.inplace, device=device)
-        trouble = []
+        errors = []
         if self.inplace and got is not given:
-            trouble.append("the result is not a")
+            errors.append("the result is not a")
         changed = block.changed(self.a, around=self.inplace)
         if changed:
-            trouble.append(f"{changed} bytes of a's memory changed")
-        return np.array(got.array() if isinstance(got, ggml.Tensor) else got), trouble
+            errors.append(f"{changed} bytes of a's memory changed")
+        return np.array(got.array() if isinstance(got, ggml.Tensor) else got), errors
 
     def __str__(self) -> str:
         return f"nb {self.a.view.strides[::-1]} {self.call}"
@@ -289,20 +289,20 @@ class RowsCall:
 
     def apply(self, device: DeviceInfo) -> tuple[Array, list[str]]:
         """Store into a copy of the cache; rows that no index names must be as before."""
-        trouble = []
+        errors = []
         a, block = np.array(self.call.a), self.dst.copy()
         rows = self.rows[0] if len(self.rows) == 1 else self.rows
         if set_rows(self.call, block.view, rows, device=device) is not block.view:
-            trouble.append("the result is not dst")
+            errors.append("the result is not dst")
         got = self._token_rows(block.view)
         expected = self.dst.copy()
         for i, cache in enumerate(self._caches(expected.view)):
             cache[self.rows[i % len(self.rows)]] = got[i]
         if block.changed(expected):
-            trouble.append(f"{block.changed(expected)} bytes of dst outside the rows changed")
+            errors.append(f"{block.changed(expected)} bytes of dst outside the rows changed")
         if self.call.a.tobytes() != a.tobytes():
-            trouble.append("a changed")
-        return got, trouble
+            errors.append("a changed")
+        return got, errors
 
     def __str__(self) -> str:
         return f"dst {list(self.dst.view.shape)} row_indices {self.rows.tolist()} {self.call}"

@@ -60,14 +60,14 @@ class InfiniopCall:
         x = self.x.copy()
         y = x if self.y is self.x else self.y.copy()
         tensors = (y.view, x.view, self.pos_ids, self.sin_table, self.cos_table)
-        trouble = []
+        errors = []
         if RoPEDescriptor(*tensors, self.algo, device=device).run(*tensors) is not y.view:
-            trouble.append("the result is not y")
+            errors.append("the result is not y")
         if y.changed(self.y, around=True):
-            trouble.append(f"{y.changed(self.y, around=True)} bytes outside y changed")
+            errors.append(f"{y.changed(self.y, around=True)} bytes outside y changed")
         if y is not x and x.changed(self.x):
-            trouble.append(f"{x.changed(self.x)} bytes of x changed")
-        return np.array(y.view), trouble
+            errors.append(f"{x.changed(self.x)} bytes of x changed")
+        return np.array(y.view), errors
 
     def __str__(self) -> str:
         x, y = self.x.view, self.y.view

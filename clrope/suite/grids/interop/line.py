@@ -1,4 +1,4 @@
-"""A line of the suite: what is called, drawn from the seed, run on a poisoned output, judged by formulas and by bits.
+"""A line of the suite: what is called, drawn from the seed, run on a poisoned output, checked by formulas and by bits.
 
 `PeerCall` is what a peer's file provides; `Line` and `PeerTrial` make of it what the runner of suites takes.
 """
@@ -88,28 +88,28 @@ class PeerTrial:
         self.limit = limit_of(line.kind, self.want.size)
 
     def run(self, device: DeviceInfo) -> CaseOutcome:
-        """Run on the device and judge."""
+        """Run on the device and check the result."""
         if missing(self.line.needs):
             return CaseOutcome("skip", detail=missing(self.line.needs))
         if self.line.kind == "f64" and not device.fp64:
             return CaseOutcome("skip", limit=self.limit, detail="the device has no fp64")
         with poisoned_results():
-            got, trouble = self.call.apply(device)
+            got, errors = self.call.apply(device)
         if got.dtype != DTYPES[self.call.kind] or got.shape != self.want.shape:
-            trouble = [f"the result is {got.dtype}{list(got.shape)}, not {self.call.kind}{list(self.want.shape)}"]
-            return CaseOutcome("fail", limit=self.limit, detail="; ".join([*trouble, str(self.call)]))
+            errors = [f"the result is {got.dtype}{list(got.shape)}, not {self.call.kind}{list(self.want.shape)}"]
+            return CaseOutcome("fail", limit=self.limit, detail="; ".join([*errors, str(self.call)]))
         nmse = compare(got, self.want).nmse
         if not nmse <= self.limit:
-            trouble = [f"limit {self.limit:.0e}", *trouble]
-        detail = "; ".join([*trouble, str(self.call)]) if trouble else ""
-        return CaseOutcome("fail" if trouble else "ok", nmse, self.limit, digest_of([got]), detail)
+            errors = [f"limit {self.limit:.0e}", *errors]
+        detail = "; ".join([*errors, str(self.call)]) if errors else ""
+        return CaseOutcome("fail" if errors else "ok", nmse, self.limit, digest_of([got]), detail)
 
 
 @contextmanager
 def poisoned_results() -> Iterator[None]:
     """While open, every result that the package allocates begins as NaN.
 
-    Without it a result could lie where an earlier one lay, and a kernel that does nothing would seem to be right.
+    Without it a result could take the memory of an earlier one, and a kernel that does nothing would seem to be right.
     """
     names: dict[str, Any] = vars(arrays)
     real = names["empty"]

@@ -1,6 +1,6 @@
 """The torch module for the suite: tables, offsets and position ids in all their forms, types that promote, gradients.
 
-Inputs are drawn and judged in NumPy, so that the lines are the same where torch is not installed.
+Inputs are drawn and checked in NumPy, so that the lines are the same where torch is not installed.
 """
 
 from __future__ import annotations
