@@ -10,8 +10,6 @@
 from __future__ import annotations
 
 import os
-import secrets
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -50,6 +48,8 @@ def format_of(path: str | os.PathLike[str]) -> Format:
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
     """Return the arrays of a file by name, in the file's order; those mapped from the file are read-only."""
+    import zipfile  # here and below, because importing this package must stay quick
+
     path, kind = Path(path), format_of(path)
     try:
         if kind == "npy":
@@ -128,6 +128,8 @@ def _load_npy(path: Path) -> Array:
 
 
 def _read_npz(path: Path) -> dict[str, Array]:
+    import zipfile
+
     # Not np.load, which takes a file that is no archive for a pickle and leaves it open.
     arrays = {}
     with zipfile.ZipFile(path) as archive:
@@ -144,6 +146,8 @@ def _write_npy(file: IO[bytes], array: Array) -> None:
 
 
 def _write_npz(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
+    import zipfile
+
     # Not np.savez: names such as 'file' would collide with its own parameters.
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name, array in arrays.items():
@@ -190,7 +194,7 @@ def _write_safetensors(file: IO[bytes], arrays: Mapping[str, Array], metadata: M
 
 def _replace(path: Path, write: Callable[[IO[bytes]], None]) -> None:
     """Write to a temporary file and rename; whatever happens, no part of a file stays behind."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
     try:
         with open(temporary, "xb") as file:
             write(file)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import json
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from ..errors import ConfigError
@@ -15,6 +13,8 @@ from .hf import fields_from_hf
 
 @cache
 def _entries() -> dict[str, dict[str, Any]]:
+    from importlib import resources  # here, because importing this package must stay quick
+
     text = resources.files(__package__).joinpath("data/presets.json").read_text(encoding="utf-8")
     entries: dict[str, dict[str, Any]] = json.loads(text)
     for entry in entries.values():
@@ -27,6 +27,8 @@ def _entries() -> dict[str, dict[str, Any]]:
 def _entry(name: str) -> dict[str, Any]:
     entries = _entries()
     if name not in entries:
+        import difflib
+
         near = difflib.get_close_matches(name, entries, n=3, cutoff=0.5)
         hint = f"; close are {', '.join(map(repr, near))}" if near else ""
         raise ConfigError(f"preset: got {name!r}{hint}; known are {', '.join(entries)}")
