@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Listing:
     """What was found in this process."""
 
     pid: int
@@ -51,10 +51,14 @@ class Discovery:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._found: _Found | None = None
+        self._found: _Listing | None = None
 
     def devices(self, refresh: bool = False) -> list[DeviceInfo]:
-        """Return what `devices` returns."""
+        """Return all devices of all platforms, then drivers and devices that cannot be used, each with its health.
+
+        The first call on a machine takes some seconds (each device is probed in a child process); what it found is
+        remembered, later processes need a fraction of a second, later calls nothing. `refresh=True` probes again.
+        """
         with self._lock:
             self.check_fork()
             if self._found is None or refresh:
@@ -64,15 +68,15 @@ class Discovery:
             return list(self._found.devices)
 
     def check_fork(self) -> None:
-        """Raise what `check_fork` raises."""
+        """Raise `DeviceError` in a process forked after OpenCL was started: drivers' threads do not survive that."""
         if self._found is not None and self._found.pid != os.getpid():
             raise DeviceError(
                 "device: this process was forked after OpenCL had been started in its parent, where no driver works; "
                 "start it by multiprocessing's 'spawn' or 'forkserver', or call clrope only in the children"
             )
 
-    def describe(self, device: pyopencl.Device) -> DeviceInfo:
-        """Return what `from_cl_device` returns."""
+    def from_cl_device(self, device: pyopencl.Device) -> DeviceInfo:
+        """Return what is known of a device the caller brought; it is not probed, and taken as it is."""
         with self._lock:
             self.check_fork()
             if self._found is None and may_need_repair(device):
@@ -82,28 +86,12 @@ class Discovery:
 
 
 _DISCOVERY = Discovery()
+devices = _DISCOVERY.devices
+check_fork = _DISCOVERY.check_fork
+from_cl_device = _DISCOVERY.from_cl_device
 
 
-def devices(refresh: bool = False) -> list[DeviceInfo]:
-    """Return all devices of all platforms, then drivers and devices that cannot be used, each with its health.
-
-    The first call on a machine takes some seconds (each device is probed in a child process); what it found is
-    remembered, later processes need a fraction of a second, later calls nothing. `refresh=True` probes again.
-    """
-    return _DISCOVERY.devices(refresh)
-
-
-def check_fork() -> None:
-    """Raise `DeviceError` in a process forked after OpenCL was started: drivers' threads do not survive that."""
-    _DISCOVERY.check_fork()
-
-
-def from_cl_device(device: pyopencl.Device) -> DeviceInfo:
-    """Return what is known of a device the caller brought; it is not probed, and taken as it is."""
-    return _DISCOVERY.describe(device)
-
-
-def _discover(before: _Found | None, refresh: bool) -> _Found:
+def _discover(before: _Listing | None, refresh: bool) -> _Listing:
     import pyopencl as cl
 
     plan = make_plan()
@@ -111,7 +99,7 @@ def _discover(before: _Found | None, refresh: bool) -> _Found:
     plan, seen = enumerate_devices(plan, refresh=refresh)
     if not seen.safe:
         entries = [_broken_entry(plan, b) for b in seen.broken]
-        return _Found(os.getpid(), [*_out_of_reach(plan, seen), *entries], started)
+        return _Listing(os.getpid(), [*_out_of_reach(plan, seen), *entries], started)
     environment = plan.environment()
     decisions = _decide_pocl(plan, seen, environment, refresh)
     cpu_environment: dict[str, str | None] = {}
@@ -149,7 +137,7 @@ def _discover(before: _Found | None, refresh: bool) -> _Found:
         hidden = _hidden(plan, seen, counted, started)
     entries = [_broken_entry(plan, b) for b in seen.broken]
     entries += [_unloaded_entry(plan, library, message) for library, message in seen.unloaded.items()]
-    return _Found(os.getpid(), [*out, *hidden, *entries, *_passed_over(plan)], started)
+    return _Listing(os.getpid(), [*out, *hidden, *entries, *_passed_over(plan)], started)
 
 
 def _devices_of(cl: Any, platform: pyopencl.Platform) -> list[pyopencl.Device]:

@@ -27,8 +27,8 @@ def right(got: np.ndarray, want: np.ndarray) -> bool:
 
 def test_random_calls(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     for call in calls(rng, 80, tuple(DTYPES) if device.fp64 else ("f16", "bf16", "f32")):
-        got, trouble = call.apply(device)
-        assert not trouble, f"{trouble}: {call}"
+        got, errors = call.apply(device)
+        assert not errors, f"{errors}: {call}"
         assert right(got, call.want()), call
 
 

@@ -376,7 +376,7 @@ def test_compile_keeps_one_node(device, gen):
     x = rand(gen, 2, 3, 5, 8)
     for given in [{}, {"offset": 3}, {"offset": 4}, {"offset": 5}, {"position_ids": torch.arange(5)}]:
         assert torch.equal(compiled(x, **given), module(x, **given))
-    # The int offset becomes a symbol, so that decoding does not compile anew for each token.
+    # The int offset becomes a symbol, so that decoding does not compile again for each token.
     assert len(graphs) == 4
     for graph in graphs:
         assert [str(node.target) for node in graph] == ["clrope.rope"]
