@@ -11,8 +11,8 @@ from helpers import POISON, bits
 import clrope
 from clrope import ConfigError, ShapeError
 from clrope.interop import ascend
+from clrope.layout import DTYPES
 from clrope.suite.grids.interop.ascend_cases import MODES, AscendCall, calls
-from clrope.suite.grids.interop.formula import DTYPES
 
 LIMITS = {"f16": 6e-8, "bf16": 4e-6, "f32": 1e-13, "f64": 1e-30}
 

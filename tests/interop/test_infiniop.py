@@ -11,8 +11,8 @@ from helpers import bits
 
 import clrope
 from clrope.interop.infiniop import Algo, InfiniOpError, RoPEDescriptor, Status, TensorDescriptor
+from clrope.layout import DTYPES
 from clrope.suite.grids.interop.block import Block
-from clrope.suite.grids.interop.formula import DTYPES
 from clrope.suite.grids.interop.infiniop_cases import InfiniopCall, calls
 
 #: Against float64 arithmetic on the same stored tables.

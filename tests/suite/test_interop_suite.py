@@ -14,12 +14,13 @@ import pytest
 
 import clrope.interop
 from clrope import DeviceInfo
+from clrope.layout import DTYPES
 from clrope.schedule.plan import Plan
 from clrope.suite import suite_names, verify
 from clrope.suite.grids import interop
 from clrope.suite.grids.interop import ggml_cases, infiniop_cases
 from clrope.suite.grids.interop.block import Block
-from clrope.suite.grids.interop.formula import DTYPES, turned
+from clrope.suite.grids.interop.formula import turned
 from clrope.suite.grids.interop.line import limit_of
 from clrope.suite.grids.interop.torch_cases import promoted
 

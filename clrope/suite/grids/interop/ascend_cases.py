@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ....interop import ascend
+from ....layout import DTYPES, dtype_name
 from .block import Block
-from .formula import DTYPES, Array, computed_in, kind_of, uniform
+from .formula import Array, computed_in, uniform
 from .line import Line
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class AscendCall:
     @property
     def kind(self) -> str:
         """x's type."""
-        return kind_of(self.x.dtype)
+        return dtype_name(self.x.dtype)
 
     def _formula(self, real: Any) -> Array:
         x, r1, r2 = (a.astype(real) for a in (self.x, self.r1, self.r2))

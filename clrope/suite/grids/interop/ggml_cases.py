@@ -19,8 +19,9 @@ import numpy.typing as npt
 from ....config import Mode, RopeConfig
 from ....emulation import emulate_rope
 from ....interop import ggml
+from ....layout import DTYPES, dtype_name
 from .block import Block
-from .formula import DTYPES, Array, kind_of, uniform
+from .formula import Array, uniform
 from .line import Line
 
 if TYPE_CHECKING:
@@ -229,7 +230,7 @@ class TensorCall:
     @property
     def kind(self) -> str:
         """a's type."""
-        return kind_of(self.call.a.dtype)
+        return dtype_name(self.call.a.dtype)
 
     def want(self) -> npt.NDArray[np.float64]:
         """As of the call."""

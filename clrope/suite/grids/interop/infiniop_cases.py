@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ....interop.infiniop import Algo, RoPEDescriptor
+from ....layout import DTYPES
 from .block import Block
-from .formula import DTYPES, INTEGERS, Array, computed_in, turned, uniform
+from .formula import INTEGERS, Array, computed_in, turned, uniform
 from .line import Line
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ....interop import onnx as adapter
-from .formula import DTYPES, Array, computed_in, turned, uniform
+from ....layout import DTYPES
+from .formula import Array, computed_in, turned, uniform
 from .line import Line
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .formula import DTYPES, Array, computed_in, turned, uniform
+from ....layout import DTYPES
+from .formula import Array, computed_in, turned, uniform
 from .line import Line
 
 if TYPE_CHECKING:
