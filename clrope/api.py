@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from typing import Any
 
 from .arrays import operand
 from .config import RopeConfig
+from .device import DeviceInfo
+from .environ import variable
 from .errors import ConfigError, ShapeError
 from .operation import Rope
 from .positions import packed_positions
-
-_OPS_KEPT = 64
-_ops: OrderedDict[tuple[Any, ...], Rope] = OrderedDict()
-_lock = threading.Lock()
+from .runtime import OPERATIONS_KEPT, keep, runtimes
 
 
 def rope(
@@ -33,7 +30,7 @@ def rope(
 ) -> Any:
     """Rotate x by its positions on an OpenCL device and return an array of the same kind, shape and dtype.
 
-    x:         float16, bfloat16 (ml_dtypes), float32 or float64; rank 4 or 3 (no batch) in the order of `layout`; a
+    x:         a float type in `layout.DTYPES`; rank 4 or 3 (no batch) in the order of `layout`; a
                NumPy array or view with any strides, a `pyopencl.array.Array`, a torch CPU tensor, or anything with the
                buffer protocol; or a tuple of such arrays (q, k) that share positions.
     positions: an int (offset of the first token), [S], [B, S], [B] offsets; in section modes also [3, S], [4, S],
@@ -70,19 +67,20 @@ def operation(config: RopeConfig, device: Any = None) -> Rope:
     """Return the `Rope` of a configuration and device, the same one while it is among the last used."""
     if not isinstance(config, RopeConfig):
         raise ConfigError(f"config: got {type(config).__name__}, a RopeConfig is needed")
-    if not (device is None or isinstance(device, str)):
+    if device is None:
+        key: Any = (config, variable(b"CLROPE_DEVICE"), variable(b"PYOPENCL_CTX"))
+    elif type(device) is str:
+        key = (config, device)
+    elif type(device) is DeviceInfo:
+        key = (config, id(device))  # which the operation keeps alive; its hash takes as long as the rest
+    else:
         return Rope(config, device)
-    import os
-
-    key = (config, device, os.environ.get("CLROPE_DEVICE"), os.environ.get("PYOPENCL_CTX"))
-    with _lock:
-        op = _ops.get(key)
-        if op is None:
-            op = _ops[key] = Rope(config, "auto" if device is None else device)
-        _ops.move_to_end(key)
-        while len(_ops) > _OPS_KEPT:
-            _ops.popitem(last=False)
-        return op
+    op: Rope | None = runtimes.operations.get(key)
+    if op is None:
+        op = Rope(config, "auto" if device is None else device)
+        with runtimes.lock:
+            keep(runtimes.operations, key, op, OPERATIONS_KEPT)
+    return op
 
 
 def _packed(x: Any, positions: Any, layout: str, cu_seqlens: Any, offsets: Any) -> Any:

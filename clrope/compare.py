@@ -54,7 +54,7 @@ def compare(got: Any, want: Any) -> Comparison:
     if a.shape != b.shape:
         raise ShapeError(f"got: shape {list(a.shape)} differs from want's {list(b.shape)}")
     if a.dtype not in DTYPES.values():
-        raise ShapeError(f"got: dtype {a.dtype} is none of float16, bfloat16, float32, float64")
+        raise ShapeError(f"got: dtype {a.dtype} is none of {', '.join(map(str, DTYPES.values()))}")
     if a.size == 0:
         return Comparison(0.0, 0.0, 0.0, True, None)
     x, y = a.astype(np.float64), b.astype(np.float64)

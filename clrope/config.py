@@ -11,40 +11,12 @@ from numbers import Integral, Real
 from typing import Any, Literal
 
 from .errors import ConfigError
+from .io import gguf, hf, presets
+from .mode import GGML_MODES, SECTION_MODES, Mode, modes_text, parse_mode
 
-Mode = Literal["normal", "neox", "mrope", "imrope", "vision"]
+__all__ = ["GGML_MODES", "SECTION_MODES", "Angles", "Mode", "RopeConfig", "parse_mode"]
+
 Angles = Literal["exact", "ggml"]
-
-#: Mode name to ggml's integer (GGML_ROPE_TYPE_*; 0 is called NORMAL).
-GGML_MODES: dict[str, int] = {"normal": 0, "neox": 2, "mrope": 8, "vision": 24, "imrope": 40}
-_MODE_OF_GGML = {v: k for k, v in GGML_MODES.items()}
-#: Modes whose positions have one row an axis (t, h, w, e) and whose pairs are divided into sections.
-SECTION_MODES = frozenset({"mrope", "imrope", "vision"})
-#: Names that other projects give to the two pairings; used in error messages only, a guess is never taken.
-_OTHER_NAMES = {
-    "norm": "normal", "interleaved": "normal", "interleave": "normal", "gptj": "normal", "gpt_j": "normal",
-    "gpt-j": "normal", "traditional": "normal", "half": "neox", "gptneox": "neox", "gpt_neox": "neox",
-    "gpt-neox": "neox", "rotate_half": "neox", "m-rope": "mrope", "multi": "mrope",
-}  # fmt: skip
-
-
-def parse_mode(mode: object) -> Mode:
-    """Return the mode's name for a name or one of ggml's integers (0, 2, 8, 24, 40); raise `ConfigError` otherwise."""
-    if isinstance(mode, str):
-        if mode in GGML_MODES:
-            return mode  # type: ignore[return-value]
-        hint = _OTHER_NAMES.get(mode.lower())
-        hint = f"; what others call {mode!r} is {hint!r} here" if hint else ""
-        raise ConfigError(f"mode: got {mode!r}, allowed are {_modes_text()}{hint}")
-    if isinstance(mode, Integral) and not isinstance(mode, bool):
-        if int(mode) in _MODE_OF_GGML:
-            return _MODE_OF_GGML[int(mode)]  # type: ignore[return-value]
-        raise ConfigError(f"mode: got {int(mode)}, allowed are {_modes_text()}")
-    raise ConfigError(f"mode: got {mode!r} of type {type(mode).__name__}, allowed are {_modes_text()}")
-
-
-def _modes_text() -> str:
-    return ", ".join(f"{name!r} (ggml {number})" for name, number in GGML_MODES.items())
 
 
 def _real(name: str, value: object) -> float:
@@ -154,6 +126,14 @@ class RopeConfig:
         if self.angles not in ("exact", "ggml"):
             raise ConfigError(f"angles: got {self.angles!r}, allowed are 'exact', 'ggml'")
 
+    def __hash__(self) -> int:
+        # Asked at every call; the fields take ten times as long, freq_factors more.
+        known: int | None = self.__dict__.get("_hash")
+        if known is None:
+            known = hash(tuple(getattr(self, field.name) for field in fields(self)))
+            object.__setattr__(self, "_hash", known)
+        return known
+
     def _check_sections(self) -> None:
         if self.sections is None:
             if self.mode in SECTION_MODES:
@@ -217,7 +197,7 @@ class RopeConfig:
         if unknown:
             raise ConfigError(f"config: unknown key {unknown[0]!r}, known are {', '.join(known)}")
         if "mode" not in data:
-            raise ConfigError(f"mode: missing, it has no default; allowed are {_modes_text()}")
+            raise ConfigError(f"mode: missing, it has no default; allowed are {modes_text()}")
         return cls(**data)
 
     @classmethod
@@ -229,15 +209,18 @@ class RopeConfig:
         layer_type: str | None = None,
         mode: str | int | None = None,
     ) -> RopeConfig:
-        """Read a Hugging Face configuration: a `config.json`, its folder, or the dictionary.
+        """Read a Hugging Face configuration.
 
-        seq_len: needed by types that depend on it (dynamic, longrope). layer_type: needed where parameters are nested
-        per layer type. mode: instead of the pairing that follows from `model_type`. What is not understood is refused
-        by `ConfigError` with the key's name; `docs/configs.md` lists what is.
+        source:     path of a `config.json`, of a folder holding one, or its content as a dictionary.
+        seq_len:    length that will be run (positions used, the last one + 1); needed by 'dynamic' and 'longrope'.
+        layer_type: 'full_attention', 'sliding_attention', … where a model has one RoPE per layer type; required then.
+        mode:       the pairing, overriding what is known of the model type; needed where nothing is known.
+
+        `n_dims` of the result is the number of rotated elements. For multi-head latent attention (DeepSeek, MiniCPM3)
+        that is `qk_rope_head_dim`: give that slice of q and k. What is not understood is refused by `ConfigError` with
+        the key's name; `docs/configs.md` lists what is.
         """
-        from .io.hf import config_from_hf
-
-        return config_from_hf(source, seq_len, layer_type=layer_type, mode=mode)
+        return cls(**hf.fields_from_hf(source, seq_len, layer_type=layer_type, mode=mode))
 
     @classmethod
     def from_gguf(
@@ -248,20 +231,18 @@ class RopeConfig:
         seq_len: int | None = None,
         layer_type: str | None = None,
     ) -> RopeConfig:
-        """Read a GGUF model file; `mode` is needed for architectures that are not known.
+        """Read a GGUF model file. Needs the extra `models`.
 
-        seq_len and layer_type as for `from_hf`. Needs the extra `models`.
+        mode:       the pairing, overriding what is known of the architecture; needed where nothing is known.
+        seq_len:    context length that will be run; needed by files with long and short factors (Phi-3, MiniCPM).
+        layer_type: 'full_attention' or 'sliding_attention'; needed where the two have different RoPE (Gemma 3).
         """
-        from .io.gguf import config_from_gguf
-
-        return config_from_gguf(path, mode=mode, seq_len=seq_len, layer_type=layer_type)
+        return cls(**gguf.fields_from_gguf(path, mode=mode, seq_len=seq_len, layer_type=layer_type))
 
     @classmethod
     def preset(cls, name: str) -> RopeConfig:
         """Return the configuration of a well-known model; `clrope.io.presets.names()` lists them."""
-        from .io.presets import preset
-
-        return preset(name)
+        return cls(**presets.preset_fields(name))
 
 
 @lru_cache(maxsize=256)
@@ -276,10 +257,10 @@ def _for_head_dim(given: RopeConfig, head_dim: int) -> RopeConfig:
             )
         config = replace(given, n_dims=head_dim // 2)
     elif n_dims is None:
-        room = head_dim - given.n_offs
-        if room % 2 or room < 2:
-            raise ConfigError(f"n_dims: not given, and head_dim - n_offs = {room} is not a positive even number")
-        config = replace(given, n_dims=room)
+        left = head_dim - given.n_offs
+        if left % 2 or left < 2:
+            raise ConfigError(f"n_dims: not given, and head_dim - n_offs = {left} is not a positive even number")
+        config = replace(given, n_dims=left)
     else:
         config = given
         if given.n_offs + n_dims > head_dim:

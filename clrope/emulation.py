@@ -92,7 +92,7 @@ def emulate_rope(
 ) -> npt.NDArray[Any]:
     """Rotate x as the kernels do, bit for bit, and return a new C-order array of its shape and dtype.
 
-    x: rank 3 or 4 NumPy array (any strides) of float16, bfloat16, float32 or float64; other arguments, and the errors
+    x: rank 3 or 4 NumPy array (any strides) of a dtype in `layout.DTYPES`; other arguments, and the errors
     raised, as for `clrope.reference.rope`.
     """
     array = np.asarray(x)

@@ -1,4 +1,4 @@
-"""The one family of errors: everything this package raises on purpose derives from `RopeError`."""
+"""The one family of errors: everything this package raises deliberately derives from `RopeError`."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ dropped is kept for the next result of about its size.
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any
 
@@ -14,13 +15,42 @@ import numpy.typing as npt
 
 #: Alignment of results: a page, which also lets drivers use the memory in place.
 ALIGNMENT = 4096
-#: Results smaller than this are left to NumPy's allocator, but for their alignment.
+#: Results smaller than this are left to NumPy's allocator.
 SMALLEST_KEPT = 1 << 20
 #: Bytes of dropped blocks that are kept at most.
 MOST_KEPT = 256 << 20
 
-_lock = threading.RLock()  # a block can be dropped, by the garbage collector, while its own thread holds the lock
-_kept: list[npt.NDArray[np.uint8]] = []
+
+class _Kept:
+    """Dropped blocks, for the next results of about their sizes."""
+
+    def __init__(self) -> None:
+        # A block can be dropped, by the garbage collector, while its own thread holds the lock.
+        self._lock = threading.RLock()
+        self._blocks: list[npt.NDArray[np.uint8]] = []
+
+    def put(self, memory: npt.NDArray[np.uint8]) -> None:
+        with self._lock:
+            self._blocks.append(memory)
+            while sum(m.nbytes for m in self._blocks) > MOST_KEPT:
+                self._blocks.pop(0)
+
+    def take(self, length: int) -> npt.NDArray[np.uint8]:
+        with self._lock:
+            # Not much larger than needed: a block held by a small array would be lost to large ones.
+            fitting = [m for m in self._blocks if length <= m.nbytes <= length + length // 8]
+            if fitting:
+                best = min(fitting, key=lambda m: m.nbytes)
+                self._blocks = [m for m in self._blocks if m is not best]
+                return best
+        return np.empty(length, np.uint8)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._blocks.clear()
+
+
+_kept = _Kept()
 
 
 class _Block:
@@ -32,36 +62,18 @@ class _Block:
         self.__array_interface__ = {**memory[start : start + length].__array_interface__}
 
     def __del__(self) -> None:
-        memory = self._memory
-        if memory.nbytes >= SMALLEST_KEPT:
-            with _lock:
-                _kept.append(memory)
-                while sum(m.nbytes for m in _kept) > MOST_KEPT:
-                    _kept.pop(0)
+        _kept.put(self._memory)
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return a C-order array with undefined contents on a page boundary."""
-    length = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    if length == 0:
+    """Return a C-order array with undefined contents; on a page boundary from `SMALLEST_KEPT` bytes on."""
+    length = math.prod(shape) * dtype.itemsize
+    if length < SMALLEST_KEPT:
         return np.empty(shape, dtype)
-    block = _Block(_memory(length + ALIGNMENT), length)
+    block = _Block(_kept.take(length + ALIGNMENT), length)
     return np.asarray(block).view(dtype).reshape(shape)
 
 
 def release() -> None:
     """Give the kept blocks back to the system."""
-    with _lock:
-        _kept.clear()
-
-
-def _memory(length: int) -> npt.NDArray[np.uint8]:
-    if length >= SMALLEST_KEPT:
-        with _lock:
-            # Not much larger than needed: a block held by a small array would be lost to large ones.
-            fitting = [m for m in _kept if length <= m.nbytes <= length + length // 8]
-            if fitting:
-                best = min(fitting, key=lambda m: m.nbytes)
-                _kept[:] = [m for m in _kept if m is not best]
-                return best
-    return np.empty(length, np.uint8)
+    _kept.clear()

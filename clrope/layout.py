@@ -1,4 +1,4 @@
-"""`TensorView`: where the elements of a tensor lie, without the data; BSND ↔ ggml's ne/nb. Knows nothing of RoPE.
+"""`TensorView`: where the elements of a tensor are, without the data; BSND ↔ ggml's ne/nb. Knows nothing of RoPE.
 
 A tensor of heads has four axes: b (batch), s (sequence), n (heads), d (elements of a head). A layout is an order of
 those letters; rank 3 tensors have no b. ggml writes axes fastest first: a C-order `[B, S, N, D]` array *is* ggml's
@@ -26,17 +26,18 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "f32": np.dtype(np.float32),
     "f64": np.dtype(np.float64),
+    "f8e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "f8e5m2": np.dtype(ml_dtypes.float8_e5m2),
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def dtype_name(dtype: Any, argument: str = "x") -> str:
-    """Return 'f16', 'bf16', 'f32' or 'f64'; raise `ShapeError` for any other dtype or byte order."""
+    """Return the short name in `DTYPES`; raise `ShapeError` for any other dtype or byte order."""
     name = _NAMES.get(dtype) if isinstance(dtype, np.dtype) else _NAMES.get(np.dtype(dtype))
     if name is None:
         raise ShapeError(
-            f"{argument}: got dtype {np.dtype(dtype)}, allowed are float16, bfloat16, float32, float64 "
-            "in native byte order"
+            f"{argument}: got dtype {np.dtype(dtype)}, allowed are {', '.join(map(str, _NAMES))} in native byte order"
         )
     return name
 
@@ -75,7 +76,7 @@ class TensorView:
     shape:   (B, S, N, D).
     strides: in elements, in the same order; any sign.
     offset:  in elements, from the start of the buffer to element [0, 0, 0, 0].
-    dtype:   'f16', 'bf16', 'f32' or 'f64'.
+    dtype:   a short name in `DTYPES`.
     """
 
     shape: Shape4
@@ -157,7 +158,7 @@ class TensorView:
 
     @property
     def last_axis_dense(self) -> bool:
-        """Whether the elements of a head lie one behind the other."""
+        """Whether the elements of a head are contiguous."""
         return self.strides[3] == 1 or self.shape[3] == 1
 
     @cached_property

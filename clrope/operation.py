@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from os import getpid
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,70 +13,27 @@ import numpy.typing as npt
 
 from .arrays import Operand, check_out, empty_like, operand
 from .config import RopeConfig
-from .device import DeviceInfo, device, queue_for
+from .device import DeviceInfo
 from .errors import ConfigError, DeviceError, ShapeError
-from .positions import PositionRows, position_rows
-from .program.variants import Variant
-from .schedule.geometry import Geometry
-from .schedule.plan import EmptyPlan, Part, Plan, Transfer
-from .schedule.repeat import Repeats
-from .schedule.rotation import Rotation
-from .schedule.tables import Phases, Real, Tables, phases_of_config, tables_of_config
+from .kernels.problem import PairLayout
+from .kernels.variant import Variant
+from .plan.angle_sources import ConfigAngles, PositionForm, Positions, counting_from
+from .plan.plan import EmptyPlan, Plan
+from .plan.recent import RecentCall
+from .plan.template import CallTemplate, Transfer, describe
+from .positions import position_rows
+from .runtime import QueueState, Runtime, pending, queue_for, runtime_for, runtimes, wait_on_host
+from .select import database
 
 if TYPE_CHECKING:
     import pyopencl
-
-
-class ConfigTables:
-    """cos and sin of a configuration at positions that may move from run to run."""
-
-    def __init__(self, config: RopeConfig, where: PositionRows, batch: int, seq: int) -> None:
-        self.config = config
-        self._where = where
-        self._batch, self._seq = batch, seq
-
-    @property
-    def batch_stride(self) -> int:
-        """Rows from one batch to the next; 0 if all share them."""
-        return self._where.batch_stride
-
-    @property
-    def row_width(self) -> int:
-        """Pairs of a row."""
-        return self.config.n_pairs(None)
-
-    @property
-    def constant(self) -> bool:
-        """The tables depend on the positions alone."""
-        return True
-
-    def move_to(self, positions: Any) -> None:
-        """Take other positions; they must be shared by the batches, or not, as those of the plan."""
-        where = position_rows(positions, self.config, batch=self._batch, seq=self._seq)
-        if where.batch_stride != self._where.batch_stride:
-            if self._where.batch_stride == 0:
-                raise ShapeError(
-                    "positions: the plan was made for positions that all batches share, got some per batch"
-                )
-            where = PositionRows(np.tile(where.rows, (1, self._batch)), self._where.batch_stride)
-        self._where = where
-
-    def tables(self, queue: pyopencl.CommandQueue, target: DeviceInfo, rows: slice, real: Real) -> Tables:
-        """Return the tables of those rows, from memory if they were made before."""
-        where = self._where
-        return tables_of_config(queue, target, self.config, where.rows[:, rows], real, where.beyond_32_bits)
-
-    def phases(self, context: pyopencl.Context, rows: slice, real: Real) -> Phases:
-        """Return what a kernel makes the cos and sin of those rows of."""
-        where = self._where
-        return phases_of_config(context, self.config, where.rows[:, rows], real, where.beyond_32_bits)
 
 
 class Rope:
     """A configuration bound to a device: `op(x, positions)`, `op.plan(...)`, `op.cos_sin(positions)`.
 
     device: anything `clrope.device` takes; a caller's own Context or CommandQueue is used as it is. Nothing is started
-    before the first plan. variant: a kernel spelling to use instead of the chosen one.
+    before the first plan. variant: a kernel variant to use instead of the chosen one.
     """
 
     def __init__(self, config: RopeConfig, device: Any = "auto", *, variant: Variant | None = None) -> None:
@@ -85,14 +43,15 @@ class Rope:
         self.variant = variant
         # 'auto' leaves room for the environment's choice, as clrope.device() does.
         self._selector = None if isinstance(device, str) and device == "auto" else device
-        self._target: tuple[DeviceInfo, pyopencl.CommandQueue] | None = None
+        self._by_name = self._selector is None or isinstance(self._selector, (str, DeviceInfo))
+        self._own: QueueState | None = None
+        self._recent: RecentCall | None = None
         self._lock = threading.Lock()
-        self._repeats = Repeats()
 
     @property
     def device(self) -> DeviceInfo:
         """The device that host arrays are rotated on (chosen at the first use)."""
-        return self._own_target()[0]
+        return self._target().runtime.info
 
     def __repr__(self) -> str:
         return f"Rope({self.config!r}, device={self._selector!r})"
@@ -108,14 +67,141 @@ class Rope:
         wait_for: Sequence[pyopencl.Event] | None = None,
     ) -> Any:
         """Rotate x (an array or a tuple of arrays that share positions) and return the result; see `clrope.rope`."""
-        if wait_for:
-            return self.plan(x, positions, forward=forward, out=out, layout=layout).run(wait_for=wait_for)
-        result = self._repeats.call(x, positions, forward, out, layout)
-        if result is None:
-            plan = self.plan(x, positions, forward=forward, out=out, layout=layout)
-            result = plan.run()
-            self._repeats.remember(plan, x, positions, forward, out, layout)
-        return result
+        several = type(x) is tuple or type(x) is list
+        inputs = list(x) if several else [x]
+        recent = self._recent
+        if recent is not None and out is None and not wait_for and type(positions) is int:
+            result = recent.run(inputs, several, positions, forward, layout)
+            if result is not None:
+                return result
+        found = self._known(inputs, several, out, forward, layout)
+        if found is None:
+            plan = self.plan(x, positions, forward, out, layout)
+            result = plan.run(wait_for=wait_for)
+            self._remember(plan, inputs, several, out, forward, layout)
+            return result
+        template, outputs, memories, queue = found
+        if out is None:
+            self._recent = RecentCall.of(template, queue, inputs, forward, layout)
+        source = template.source
+        assert isinstance(source, ConfigAngles)
+        places = counting_from(positions, template.seq) if type(positions) is int else None
+        if places is None:
+            try:
+                places = source.positions(positions, template.batch, template.seq)
+            except (ShapeError, ConfigError) as error:
+                raise type(error)(f"{error}\n  in {call_text(x, positions, self.config, layout)}") from error
+        call = template.compiled(places.form)
+        if wait_for and template.all_on_host:
+            wait_on_host(wait_for)
+        for k, make in enumerate(template.makers):
+            if make is not None:
+                outputs[k], memories[2 * k + 1] = make(inputs[k], queue)
+        bound = call.take()
+        if template.all_on_host:
+            if not bound.bind_addresses(memories):
+                bound.bind(queue, _operands(inputs, outputs, layout))
+            bound.place(queue, source, places)
+            bound.run_on_host(queue, (inputs, outputs))
+        else:
+            bound.bind_arrays(memories)
+            bound.place(queue, source, places)
+            waits = list(wait_for or ())
+            for array in memories:
+                if array.events:
+                    waits += array.events
+            bound.launch_on_arrays(queue, pending(waits) if waits else None, outputs)
+        call.give_back(bound)
+        return tuple(outputs) if several else outputs[0]
+
+    def _known(
+        self, inputs: list[Any], several: bool, out: Any, forward: bool, layout: str
+    ) -> tuple[CallTemplate, list[Any], list[Any], QueueState] | None:
+        """Return (template, outputs with None for new ones, memories, queue) of a call like one before.
+
+        None if there was none, or if the arrays need a closer look.
+        """
+        described = self._describe(inputs, several, out, forward, layout)
+        if described is None:
+            return None
+        key, outputs, memories, state = described
+        template = state.runtime.calls.get(key)
+        if template is None or (template.may_overlap and template.overlap(memories)):
+            return None
+        return template, outputs, memories, state
+
+    def _describe(
+        self, inputs: list[Any], several: bool, out: Any, forward: bool, layout: str
+    ) -> tuple[Any, list[Any], list[Any], QueueState] | None:
+        """Return (signature, outputs, memories, queue); None for arrays that need a closer look.
+
+        memories: addresses or OpenCL arrays, inputs and outputs in turn, None for new results.
+        """
+        if out is None:
+            outputs: list[Any] = [None] * len(inputs)
+        elif several:
+            if type(out) is not tuple and type(out) is not list:
+                return None
+            outputs = list(out)
+        else:
+            outputs = [out]
+        if len(outputs) != len(inputs) or not inputs or type(layout) is not str:
+            return None
+        key: list[Any] = [self.config, self.variant, bool(forward), layout, several, database.generation()]
+        memories: list[Any] = []
+        hosts = 0
+        for a, b in zip(inputs, outputs, strict=True):
+            described = describe(a)
+            if described is None or 0 in a.shape:
+                return None
+            kind, memory = described
+            key.append(kind)
+            memories.append(memory)
+            hosts += type(memory) is int
+            if b is None:
+                key.append(None)
+                memories.append(None)
+            elif b is a:
+                key.append("in place")
+                memories.append(memory)
+            else:
+                described = describe(b)
+                if described is None or _same_memory(memory, described[1]):
+                    return None
+                key.append(described[0])
+                memories.append(described[1])
+        if hosts:
+            if any(type(memory) is not int for memory in memories if memory is not None):
+                return None
+            state = self._target()
+        elif any(type(memory) is int for memory in memories) or memories[0].queue is None:
+            return None
+        else:
+            state = runtimes.of_queue(memories[0].queue)
+            if not self._on_one_queue(state, memories):
+                return None
+        if getpid() != state.runtime.pid:
+            state.runtime.check()
+        return tuple(key), outputs, memories, state
+
+    def _on_one_queue(self, state: QueueState, arrays: list[Any]) -> bool:
+        """Whether OpenCL arrays are in one context, and where this operation is to work."""
+        first = arrays[0].context
+        for array in arrays:
+            if array is not None and array.context is not first and array.context != first:
+                return False
+        if self._selector is None:
+            return True
+        own = self._target()
+        return own is state or (self._by_name and own.runtime.cl_device == state.runtime.cl_device)
+
+    def _remember(self, plan: Plan, inputs: list[Any], several: bool, out: Any, forward: bool, layout: str) -> None:
+        """Keep the template of a call for calls like it."""
+        described = self._describe(inputs, several, out, forward, layout)
+        if described is None or isinstance(plan, EmptyPlan):
+            return
+        key, _, _, state = described
+        state.runtime.remember_call(key, plan.template)
 
     def plan(
         self,
@@ -154,52 +240,65 @@ class Rope:
         results: list[npt.NDArray[np.float32]] = [np.empty(shape, np.float32) for _ in range(2)]
         if where.count == 0:
             return results[0], results[1]
-        target, queue = self._own_target()
-        tables = tables_of_config(queue, target, config, where.rows, "f32", where.beyond_32_bits)
-        for result, buffer in zip(results, (tables.cosine, tables.sine), strict=True):
-            cl.enqueue_copy(queue, result, buffer, wait_for=[tables.ready] if tables.ready is not None else None)
+        own = self._target()
+        runtime, queue = own.runtime, own.queue
+        runtime.check()
+        form = PositionForm(False, where.rows.shape[0], 0, where.beyond_32_bits)
+        tables = ConfigAngles(config).tables(runtime, queue, Positions(form, where.rows), slice(0, where.count), "f32")
+        with runtime.using(queue, results):
+            for result, buffer in zip(results, (tables.cosine, tables.sine), strict=True):
+                cl.enqueue_copy(queue, result, buffer, wait_for=[tables.ready] if tables.ready is not None else None)
         return results[0], results[1]
 
-    def _own_target(self) -> tuple[DeviceInfo, pyopencl.CommandQueue]:
-        with self._lock:
-            if self._target is None:
-                chosen = device(self._selector)
-                self._target = chosen, queue_for(chosen if _is_name(self._selector) else self._selector)
-            return self._target
+    def _target(self) -> QueueState:
+        """Return the queue that host arrays are rotated on, chosen at the first use."""
+        own = self._own
+        if own is None:
+            with self._lock:
+                if self._own is None:
+                    runtime = runtime_for(self._selector)
+                    self._own = runtime.queue_state(runtime.queue if self._by_name else queue_for(self._selector))
+                own = self._own
+        return own
 
-    def target_of(self, operands: list[Operand]) -> tuple[DeviceInfo, pyopencl.CommandQueue]:
-        """Return device and queue: the arrays' own where they live on a device."""
+    def target_of(self, operands: list[Operand]) -> tuple[Runtime, pyopencl.CommandQueue]:
+        """Return runtime and queue: the arrays' own where they are on a device. Raises `DeviceError`, `ShapeError`."""
         arrays = [o.array for o in operands if o.kind == "opencl"]
         if not arrays:
-            return self._own_target()
-        if not _is_name(self._selector):
-            target, queue = self._own_target()
+            own = self._target()
+            own.runtime.check()
+            return own.runtime, own.queue
+        if not self._by_name:
+            own = self._target()
+            runtime, queue = own.runtime, own.queue
             if any(a.context != queue.context for a in arrays):
                 raise DeviceError("x: the array lives in another OpenCL context than the queue or context given")
-            return target, queue
+            runtime.check()
+            return runtime, queue
         first = arrays[0]
         if any(a.context != first.context for a in arrays[1:]):
             raise ShapeError("x: the arrays live in different OpenCL contexts")
         queue = first.queue if first.queue is not None else queue_for(first.context)
-        found = device(queue)
+        runtime = runtime_for(queue)
+        runtime.check()
         if self._selector is not None:
-            wanted = self._own_target()[0]
-            if wanted.cl_device != found.cl_device:
-                raise DeviceError(f"device: {wanted.name!r} was asked for, but x lives on {found.name!r}")
-        return found, queue
+            wanted = self.device
+            if wanted.cl_device != runtime.cl_device:
+                raise DeviceError(f"device: {wanted.name!r} was asked for, but x lives on {runtime.info.name!r}")
+        return runtime, queue
 
     def _plan(self, x: Any, positions: Any, forward: bool, out: Any, layout: str, transfer: Transfer) -> Plan:
-        single = not isinstance(x, (tuple, list))
-        inputs = [operand(a, layout) for a in ([x] if single else x)]
+        several = isinstance(x, (tuple, list))
+        inputs = [operand(a, layout) for a in (x if several else [x])]
         if not inputs:
             raise ShapeError("x: got no arrays")
-        outputs = outputs_of(inputs, out, single, layout)
-        first = inputs[0].view.shape
+        outputs = outputs_of(inputs, out, not several, layout)
+        batch, seq = inputs[0].view.shape[:2]
         configs = []
         for o in inputs:
-            if o.view.shape[:2] != first[:2]:
+            if o.view.shape[:2] != (batch, seq):
                 raise ShapeError(
-                    f"x: arrays that share positions need the same batches and tokens, got {list(first[:2])} "
+                    f"x: arrays that share positions need the same batches and tokens, got {[batch, seq]} "
                     f"and {list(o.view.shape[:2])}"
                 )
             configs.append(self.config.for_head_dim(o.view.shape[3]) if o.view.shape[3] else None)
@@ -207,27 +306,47 @@ class Rope:
         if len(known) > 1:
             raise ShapeError("x: arrays of different head_dim share positions only if the configuration sets n_dims")
         config = next(iter(known), self.config if self.config.n_dims else replace(self.config, n_dims=2))
-        where = position_rows(positions, config, batch=first[0], seq=first[1])
-        made = [empty_like(o) if given is None else given for o, given in zip(inputs, outputs, strict=True)]
-        parts = [
-            Part(
-                o,
-                result,
-                Rotation(
-                    Geometry.of_config(config, max(2, o.view.shape[3])),
-                    bool(forward),
-                    in_place=result is o,
-                    phases=config.angles == "exact",
-                    sections=config.uses_sections,
-                ),
-            )
-            for o, result in zip(inputs, made, strict=True)
-        ]
-        if not any(part.x.view.size for part in parts):
-            return EmptyPlan(parts, single)
-        target, queue = self.target_of(inputs)
-        source = ConfigTables(config, where, first[0], first[1])
-        return Plan(parts, source, target, queue, single=single, variant=self.variant, transfer=transfer)
+        source = ConfigAngles(config)
+        where = source.positions(positions, batch, seq)
+        pairs = [PairLayout.of_config(config, max(2, o.view.shape[3])) for o in inputs]
+        if not any(o.view.size for o in inputs):
+            return EmptyPlan(made_outputs(inputs, outputs, None), several)
+        runtime, queue = self.target_of(inputs)
+        template = CallTemplate(
+            runtime, list(zip(inputs, outputs, strict=True)), pairs, source, forward=bool(forward), several=several,
+            variant=self.variant, transfer=transfer,
+        )  # fmt: skip
+        return Plan(template, made_outputs(inputs, outputs, (template, queue)), source, where, queue)
+
+
+def made_outputs(
+    inputs: list[Operand], outputs: list[Operand | None], target: tuple[CallTemplate, Any] | None
+) -> list[tuple[Operand, Operand]]:
+    """Return (input, output) pairs with the outputs made that were not given."""
+    pairs = []
+    for k, (o, given) in enumerate(zip(inputs, outputs, strict=True)):
+        if given is None and target is not None and o.view.size:
+            template, queue = target
+            make = template.makers[k]
+            assert make is not None
+            made = make(o.array if o.kind == "opencl" else o.original, template.runtime.queue_state(queue))[0]
+            given = operand(made, o.layout, "out", writable=True)
+        pairs.append((o, empty_like(o) if given is None else given))
+    return pairs
+
+
+def _same_memory(a: Any, b: Any) -> bool:
+    if type(a) is int or type(b) is int:
+        return type(a) is type(b) and a == b
+    return bool(a.base_data.int_ptr == b.base_data.int_ptr)
+
+
+def _operands(inputs: list[Any], outputs: list[Any], layout: str) -> list[tuple[Operand, Operand]]:
+    pairs = []
+    for a, b in zip(inputs, outputs, strict=True):
+        x = operand(a, layout)
+        pairs.append((x, x if b is a else operand(b, layout, "out", writable=True)))
+    return pairs
 
 
 def outputs_of(inputs: list[Operand], out: Any, single: bool, layout: str) -> list[Operand | None]:
@@ -271,10 +390,6 @@ def operands_overlap(a: Operand, b: Operand) -> bool:
         return bool(np.shares_memory(a.host, b.host, max_work=100_000))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
-
-
-def _is_name(selector: Any) -> bool:
-    return selector is None or isinstance(selector, (str, DeviceInfo))
 
 
 def call_text(x: Any, positions: Any, config: RopeConfig, layout: str) -> str:

@@ -39,7 +39,7 @@ class PositionRows:
 
     @cached_property
     def beyond_32_bits(self) -> bool:
-        """Whether a position lies outside ±2**31, where 64-bit steps no longer suffice."""
+        """Whether a position is outside ±2**31, where 64-bit steps no longer suffice."""
         return bool(self.rows.size) and (int(self.rows.min()) < -(1 << 31) or int(self.rows.max()) > 1 << 31)
 
 

@@ -2,111 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from .arrays import Operand, empty_like, operand
+from .arrays import Operand, operand
 from .config import RopeConfig, parse_mode
-from .device import DeviceInfo
 from .errors import ConfigError, ShapeError
+from .kernels.problem import PairLayout
+from .kernels.variant import Variant
 from .layout import TensorView
-from .operation import Rope, outputs_of
-from .positions import position_rows
-from .program.variants import Variant
-from .schedule.geometry import Geometry
-from .schedule.memory import HostBuffers, stretch_of
-from .schedule.plan import EmptyPlan, Part, Plan, Transfer
-from .schedule.rotation import Rotation
-from .schedule.tables import Phases, Real, TableColumns, Tables, tables_of_arrays
-
-if TYPE_CHECKING:
-    import pyopencl
+from .operation import Rope, made_outputs, outputs_of
+from .plan.angle_sources import ArrayAngles, PositionForm, Positions, TableColumns
+from .plan.plan import EmptyPlan, Plan
+from .plan.template import CallTemplate, Transfer, template_key
+from .select import database
 
 FullTables = Literal["halves", "interleaved"]
-
-
-@dataclass(eq=False)
-class ArrayTables:
-    """Rows of the caller's cos and sin: operands of shape (batches, rows, 1, columns), and which row a token uses."""
-
-    cosine: Operand
-    sine: Operand
-    columns: TableColumns
-    index: npt.NDArray[np.int64] | None
-    batch_stride: int
-    rows_per_batch: int
-    batch: int
-    seq: int
-
-    @property
-    def row_width(self) -> int:
-        """Numbers in one row of cos on the device."""
-        return self.columns.width
-
-    @property
-    def constant(self) -> bool:
-        """The caller may change his tables between runs."""
-        return False
-
-    def move_to(self, positions: Any) -> None:
-        """Take other positions of the same form."""
-        if self.index is None:
-            raise ShapeError("positions: the plan was made for tables per token, which have none")
-        index, stride = table_rows(positions, self.batch, self.seq, self.cosine.view.shape[1])
-        if stride != self.batch_stride:
-            raise ShapeError("positions: shared by the batches in one call and not in the other")
-        self.index = index
-
-    def tables(self, queue: pyopencl.CommandQueue, device: DeviceInfo, rows: slice, real: Real) -> Tables:
-        """Gather those rows as the tables are now."""
-        placed, keep = self._on_device(queue, device)
-        # What the caller still has under way on his device tables comes first.
-        waits = [e for o in (self.cosine, self.sine) if o.kind == "opencl" for e in o.array.events]
-        count = rows.stop - rows.start
-        if self.index is not None:
-            made = tables_of_arrays(
-                queue, device.kind, placed[0], placed[1], self.columns, self.index[rows], count, count, real, waits
-            )
-        else:
-            per_batch = self.rows_per_batch
-            views = [
-                (buffer, view.part(slice(rows.start // per_batch, view.shape[0]), slice(0, view.shape[1])))
-                for buffer, view in placed
-            ]
-            within = rows.start % per_batch
-            views = [(buffer, view.moved(within * view.strides[1])) for buffer, view in views]
-            span = min(per_batch, count)
-            made = tables_of_arrays(
-                queue, device.kind, views[0], views[1], self.columns, None, count, span, real, waits
-            )
-        if keep is not None and made.ready is not None:
-            made.ready.wait()  # the caller may change or free his tables once we return
-        return made
-
-    def phases(self, context: pyopencl.Context, rows: slice, real: Real) -> Phases:
-        """A caller's tables have none."""
-        raise AssertionError("no spelling makes the angles of a caller's tables")
-
-    def _on_device(self, queue: pyopencl.CommandQueue, device: DeviceInfo) -> tuple[list[tuple[Any, TensorView]], Any]:
-        if self.cosine.kind == "opencl":
-            return [(o.array.base_data, o.view) for o in (self.cosine, self.sine)], None
-        if device.host_unified:
-            stretches = [stretch_of(o, o.view, False) for o in (self.cosine, self.sine)]
-            host = HostBuffers(queue, stretches)
-            return [host.place(o, o.view) for o in (self.cosine, self.sine)], host
-        import pyopencl as cl
-
-        placed: list[tuple[Any, TensorView]] = []
-        for o in (self.cosine, self.sine):
-            assert o.host is not None
-            bits = np.ascontiguousarray(o.host.view(np.dtype(f"u{o.view.itemsize}")))
-            flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
-            view = TensorView.dense(o.view.shape, o.view.dtype)
-            placed.append((cl.Buffer(queue.context, flags, hostbuf=bits), view))
-        return placed, None
 
 
 def rotate(
@@ -182,21 +94,16 @@ def rotate_plan(
     config = RopeConfig("normal" if parse_mode(mode) == "normal" else "neox", 2 * pairs, n_offs=n_offs)
     if x_operand.view.size:
         config.for_head_dim(head_dim)
-    geometry = _geometry(config, head_dim, out_mode)
+    layout_of_pairs = _pair_layout(config, head_dim, out_mode)
     rows, max_pos = cosine.view.shape[:2]
     if positions is not None:
         if len(cos.shape) == 3:
             raise ShapeError("cos: with positions a table [max_pos, columns] is needed, got one with a batch axis")
-        index, stride = table_rows(positions, batch, seq, max_pos)
-        per_batch = seq
-    else:
-        index, per_batch = None, max_pos
-        if max_pos != seq or rows not in (1, batch):
-            raise ShapeError(
-                f"cos: got shape {list(cos.shape)}; without positions [{seq}, columns] or [{batch}, {seq}, columns] "
-                "is needed"
-            )
-        stride = 0 if rows == 1 else seq
+    elif max_pos != seq or rows not in (1, batch):
+        raise ShapeError(
+            f"cos: got shape {list(cos.shape)}; without positions [{seq}, columns] or [{batch}, {seq}, columns] "
+            "is needed"
+        )
     if full:
         step, distance = (1, pairs) if full_tables == "halves" else (2, 1)
         if full_tables not in ("halves", "interleaved"):
@@ -204,25 +111,28 @@ def rotate_plan(
         columns = TableColumns(2 * pairs, pairs, step, distance, True)
     else:
         columns = TableColumns(pairs, pairs, 1, 0, False)
-    result = outputs[0] if outputs[0] is not None else empty_like(x_operand)
-    if result is x_operand and out_mode is not None and geometry.pairing is None:
+    source = ArrayAngles(cosine, sine, columns, positions is not None, max_pos)
+    if positions is not None:
+        where = source.positions(positions, batch, seq)
+    else:
+        stride = seq if rows > 1 else 0
+        where = Positions(PositionForm(False, 1, stride, False), np.zeros((1, 0), np.int64))
+    if outputs[0] is x_operand and out_mode is not None and layout_of_pairs.pairing is None:
         raise ShapeError("out: x itself, but pairs that move to other places cannot be rotated in place")
-    part = Part(x_operand, result, Rotation(geometry, forward, result is x_operand))
     if not x_operand.view.size:
-        return EmptyPlan([part], True)
-    target, queue = Rope(config, "auto" if device is None else device).target_of([x_operand])
-    source = ArrayTables(cosine, sine, columns, index, stride, per_batch, batch, seq)
-    return Plan([part], source, target, queue, single=True, variant=variant, transfer=transfer)
-
-
-def table_rows(positions: Any, batch: int, seq: int, max_pos: int) -> tuple[npt.NDArray[np.int64], int]:
-    """Return (row numbers, rows from one batch to the next) and check them against the table's length."""
-    where = position_rows(positions, RopeConfig("neox"), batch=batch, seq=seq)
-    index = where.rows[0]
-    if index.size and (int(index.min()) < 0 or int(index.max()) >= max_pos):
-        bad = int(index.min()) if int(index.min()) < 0 else int(index.max())
-        raise ShapeError(f"positions: got {bad}, the tables have rows 0 ... {max_pos - 1}")
-    return index, where.batch_stride
+        return EmptyPlan(made_outputs([x_operand], outputs, None), False)
+    runtime, queue = Rope(config, "auto" if device is None else device).target_of([x_operand])
+    key = template_key(
+        "tables", [(x_operand, outputs[0])], layout_of_pairs, columns, forward, variant, transfer, database.generation()
+    )
+    template = runtime.calls.get(key)
+    if template is None:
+        template = CallTemplate(
+            runtime, [(x_operand, outputs[0])], [layout_of_pairs], columns, forward=forward, several=False,
+            variant=variant, transfer=transfer,
+        )  # fmt: skip
+        runtime.remember_call(key, template)
+    return Plan(template, made_outputs([x_operand], outputs, (template, queue)), source, where, queue)
 
 
 def _table(table: Any, name: str) -> Operand:
@@ -263,10 +173,10 @@ def _pairs(columns: int, head_dim: int, n_dims: int | None) -> tuple[int, bool]:
     return n_dims // 2, columns == n_dims
 
 
-def _geometry(config: RopeConfig, head_dim: int, out_mode: str | int | None) -> Geometry:
-    own = Geometry.of_config(config, head_dim)
+def _pair_layout(config: RopeConfig, head_dim: int, out_mode: str | int | None) -> PairLayout:
+    own = PairLayout.of_config(config, head_dim)
     if out_mode is None:
         return own
     target = RopeConfig("normal" if parse_mode(out_mode) == "normal" else "neox", config.n_dims, n_offs=config.n_offs)
-    other = Geometry.of_config(target, head_dim)
-    return Geometry(own.pairs, own.window, head_dim, own.step, own.distance, other.step, other.distance)
+    other = PairLayout.of_config(target, head_dim)
+    return PairLayout(own.pairs, own.window, head_dim, own.step, own.distance, other.step, other.distance)

@@ -10,8 +10,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+
+from .layout import DTYPES
 
 Array = npt.NDArray[Any]
 
@@ -30,8 +33,6 @@ LIMITS_OF_FEW = LIMITS | {"f16": 1e-7, "bf16": 6.4e-6}
 #: Below this many elements nothing averages out: each may be rounded by half a unit of its last place.
 VERY_FEW = 512
 WORST_ROUNDING = {"f16": 2.0**-22, "bf16": 2.0**-16, "f32": 0.0, "f64": 0.0}
-#: Largest NMSE between two kernels' results where their arithmetic may differ in the last place.
-CLOSE = {"f16": 1e-6, "bf16": 1e-4, "f32": 1e-10, "f64": 1e-18}
 #: Largest NMSE of other implementations: tables in the tensors' own type, angles by repeated float32 multiplication.
 PEER_LIMITS = {"f32": 2e-6, "f16": 2e-6, "bf16": 4e-5}
 
@@ -41,8 +42,19 @@ def limit_for(dtype: str, elements: int, *, rounding: bool = False) -> float:
 
     rounding: a handful of elements may all be rounded the worst way.
     """
-    limit = (LIMITS if elements >= FEW else LIMITS_OF_FEW)[dtype]
-    return max(limit, WORST_ROUNDING[dtype]) if rounding and elements < VERY_FEW else limit
+    known = (LIMITS if elements >= FEW else LIMITS_OF_FEW).get(dtype)
+    eps = float(ml_dtypes.finfo(DTYPES[dtype]).eps)  # type: ignore[no-untyped-call]
+    limit = eps**2 / 12 if known is None else known
+    return max(limit, WORST_ROUNDING.get(dtype, eps**2 / 4)) if rounding and elements < VERY_FEW else limit
+
+
+def close_limit(dtype: str) -> float:
+    """Return the largest NMSE between results of devices that round differently: a unit of the last place.
+
+    At least what polynomials for cos and sin differ by.
+    """
+    eps = float(ml_dtypes.finfo(DTYPES[dtype]).eps)  # type: ignore[no-untyped-call]
+    return max(1e-18 if dtype == "f64" else 1e-10, eps**2)
 
 
 def nmse(got: Array, want: Array) -> float:

@@ -31,7 +31,7 @@
 #ifdef STORAGE_BF16
 #define STEP W
 // A 32-bit lane holds both elements of a pair: the lower becomes a float by a shift, the upper by a mask. So the tables
-// are in the order of the pairs; those of the pairs left over lie behind them as below.
+// are in the order of the pairs; those of the pairs left over come after them as below.
 #define PREPARE PREPARE_IN_ORDER(2 * PAIRS)
 #define ROTATE_PREPARED(x, y)                                                                                          \
   UNROLL for (int i = 0; i < ROUNDED; i += STEP) {                                                                     \
@@ -48,8 +48,8 @@
   REAL c[2 * PAIRS] __attribute__((aligned(128)));                                                                     \
   REAL s[2 * PAIRS] __attribute__((aligned(128)));                                                                     \
   UNROLL for (int i = 0; i < ROUNDED; i += HALVED(W)) {                                                                \
-    const VEC(REAL, HALVED(W)) cs = TABLE(HALVED(W), cosine + i);                                                      \
-    const VEC(REAL, HALVED(W)) sn = TABLE(HALVED(W), sine + i) * direction;                                            \
+    const VEC(REAL, HALVED(W)) cs = TABLE(HALVED(W), row_cosine + i);                                                  \
+    const VEC(REAL, HALVED(W)) sn = TABLE(HALVED(W), row_sine + i) * direction;                                        \
     VEC(REAL, W) both;                                                                                                 \
     both.even = cs;                                                                                                    \
     both.odd = cs;                                                                                                     \
@@ -95,5 +95,5 @@
   } while (0)
 #endif
 
+#define KERNEL rope_rotate_normal
 #include "rotate_body.clh"
-ROTATE_KERNEL(rope_rotate_normal)

@@ -5,6 +5,7 @@ No healthy device at all is a failure of those tests, never a skip.
 
 from __future__ import annotations
 
+import sys
 import time
 import zlib
 from collections.abc import Iterator
@@ -18,8 +19,8 @@ from expected_failures import expected_failure
 from helpers import POISON, short_name
 
 import clrope
-import clrope.operation
 from clrope import DeviceInfo
+from clrope.plan import template
 
 hypothesis.settings.register_profile(
     "clrope",
@@ -105,20 +106,32 @@ def rng(seed: int, request: pytest.FixtureRequest) -> np.random.Generator:
 @pytest.fixture(autouse=True, scope="session")
 def _poisoned_results() -> Iterator[None]:
     """Every output that the package allocates begins as poison, so that what no kernel wrote is seen."""
-    real = clrope.operation.empty_like
+    real = template._maker
 
     def poisoned(x: Any) -> Any:
-        made = real(x)
-        if made.host is not None:
-            made.host.view(np.uint8).fill(POISON)
-        elif made.view.size:
-            import pyopencl as cl
+        make, view, alignment = real(x)
 
-            queue = cl.CommandQueue(made.array.context)
-            # A blocking copy: tests that forbid waiting patch `wait` and `finish`.
-            cl.enqueue_copy(queue, made.array.base_data, np.full(made.array.base_data.size, POISON, np.uint8))
-        return made
+        def made_of_poison(array: Any, queue: Any) -> Any:
+            made, memory = make(array, queue)
+            fill_with_poison(made)
+            return made, memory
 
-    clrope.operation.empty_like = poisoned  # type: ignore[assignment]
+        return made_of_poison, view, alignment
+
+    template._maker = poisoned
     yield
-    clrope.operation.empty_like = real
+    template._maker = real
+
+
+def fill_with_poison(made: Any) -> None:
+    """Fill a new array of any kind."""
+    if isinstance(made, np.ndarray):
+        made.reshape(-1).view(np.uint8).fill(POISON)
+    elif hasattr(made, "base_data"):
+        import pyopencl as cl
+
+        queue = cl.CommandQueue(made.context)
+        # A blocking copy: tests that forbid waiting patch `wait` and `finish`.
+        cl.enqueue_copy(queue, made.base_data, np.full(made.nbytes, POISON, np.uint8))
+    else:
+        made.flatten().view(sys.modules["torch"].uint8).fill_(POISON)

@@ -10,7 +10,7 @@ import pytest
 
 import clrope
 from clrope import ConfigError, DeviceError, Rope, RopeConfig, ShapeError
-from clrope.schedule.launch import Launch
+from clrope.kernels.launch import Launch
 
 NEOX = RopeConfig("neox")
 X = np.arange(2 * 3 * 2 * 8, dtype=np.float32).reshape(2, 3, 2, 8)

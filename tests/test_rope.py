@@ -11,7 +11,7 @@ from helpers import Built, Case, View, assert_rotated, run
 
 import clrope
 from clrope import RopeConfig
-from clrope.program.variants import Variant
+from clrope.kernels.variant import Variant
 
 MODES: dict[str, dict[str, Any]] = {
     "normal": {"mode": "normal"},
@@ -97,16 +97,16 @@ def test_odd_sizes(device: clrope.DeviceInfo, shape: tuple[int, ...], seed: int)
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("pairing", ["normal", "neox"])
-def test_every_spelling_gives_the_same_bits(device: clrope.DeviceInfo, pairing: str, dtype: str, seed: int) -> None:
+def test_every_variant_gives_the_same_bits(device: clrope.DeviceInfo, pairing: str, dtype: str, seed: int) -> None:
     # Wider ones than the default are tried in child processes only, by the chooser: some drivers abort on them.
-    spellings = [Variant("strided"), *(Variant("rows", w) for w in (1, 2, 4))]
-    spellings += [Variant("rows", w, prepared=True, heads_per_item=w - 2) for w in (2, 4)]
-    spellings += [Variant("rows", 4, store="nontemporal"), Variant("rows", 4, "clang")]
+    variants = [Variant("strided"), *(Variant(width=w) for w in (1, 2, 4))]
+    variants += [Variant(width=w, prepared=True, heads_per_item=w - 2) for w in (2, 4)]
+    variants += [Variant(width=4, store="nontemporal"), Variant(width=4, access="clang")]
     if dtype == "f16":
-        spellings += [Variant("rows", w, "integer", prepared=w == 2) for w in (1, 2, 4)]
+        variants += [Variant(width=w, access="integer", prepared=w == 2) for w in (1, 2, 4)]
     roomy = Case({"mode": pairing, "n_dims": 32, "attn_factor": 1.2}, (2, 3, 2, 64), dtype, positions="BS", seed=seed)
     odd = replace(roomy, config={**roomy.config, "n_dims": 6, "n_offs": 2}, shape=(2, 3, 2, 29))
-    for variant in spellings:
+    for variant in variants:
         for case in (roomy, odd):
             try:
                 check_variant(device, case, variant, fits=case is roomy)

@@ -13,11 +13,9 @@ import pytest
 
 import clrope
 from clrope import BuildError, RopeConfig
-from clrope.device import context_for
-from clrope.program.build import build
-from clrope.program.source import kernel_folder, kernel_hash, kernel_source
-from clrope.program.variants import STORAGE_OPTIONS, Variant, default_variant
-from clrope.schedule.geometry import Geometry
+from clrope.kernels.build import build
+from clrope.kernels.source import kernel_folder, kernel_hash, kernel_source
+from clrope.runtime import context_for
 
 PROGRAMS = sorted(path.name for path in kernel_folder().glob("*.cl"))
 
@@ -74,22 +72,6 @@ def test_no_option_relaxes_the_arithmetic(
             clrope.rope(x[..., ::-1], 0, config, device=queue)
     assert seen
     assert all(option.startswith("-D") for option in seen), seen
-
-
-GEOMETRY = Geometry(pairs=8, window=0, head_dim=16, step=1, distance=8, out_step=1, out_distance=8)
-
-
-def test_options_of_variants() -> None:
-    for dtype in STORAGE_OPTIONS:
-        for pairing in ("normal", "neox"):
-            for kind in ("cpu", "gpu", "accelerator"):
-                variant = default_variant(kind, dtype, pairing)  # type: ignore[arg-type]
-                assert all(option.startswith("-D") for option in variant.options(dtype, GEOMETRY))
-                name, kernel = variant.source(pairing)  # type: ignore[arg-type]
-                assert f" {kernel}(" in kernel_source(name) or f"({kernel})" in kernel_source(name)
-    assert "-DHALF_INTEGER" in Variant(access="integer").options("f16", GEOMETRY)
-    assert "-DHALF_INTEGER" not in Variant(access="integer").options("bf16", GEOMETRY)
-    assert Variant().to_dict()["kernel"] == "rows"
 
 
 def test_a_kernel_that_does_not_build(

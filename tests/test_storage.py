@@ -9,11 +9,11 @@ import pyopencl as cl
 import pytest
 
 import clrope
-from clrope.device import queue_for
-from clrope.program.build import build
-from clrope.program.defaults import default_for
-from clrope.program.outcome import Purpose
-from clrope.program.source import kernel_source
+from clrope.kernels.build import build
+from clrope.kernels.source import kernel_source
+from clrope.runtime import queue_for
+from clrope.select.defaults import default_for
+from clrope.select.records import TuningKey
 
 TEXT = """
 #include "arithmetic.clh"
@@ -39,7 +39,7 @@ def narrowed(bits: np.ndarray[Any, np.dtype[np.uint32]], keep_nan: bool) -> np.n
 def test_two_bfloat16_of_any_bits(
     device: clrope.DeviceInfo, clang: bool, width: int, keep_nan: bool, rng: np.random.Generator
 ) -> None:
-    if clang and default_for(device, Purpose("bf16", "neox", False, "large")).access != "clang":
+    if clang and default_for(device, TuningKey("bf16", "neox", False, "large")).access != "clang":
         pytest.skip("this device's compiler does not take clang's vectors")
     source = "\n".join(
         kernel_source(line.split('"')[1]) if line.startswith("#include") else line for line in TEXT.splitlines()

@@ -60,7 +60,7 @@ def test_limits_allow_rounding_and_little_more(name: str) -> None:
     rounded = want.astype(DTYPES[name])
     found = testing.nmse(rounded, want)
     limit = testing.limit_for(name, want.size)
-    assert found <= limit < testing.CLOSE[name]
+    assert found <= limit < testing.close_limit(name)
     assert not testing.nmse(rounded.astype(np.float64) * (1 + 2 * math.sqrt(limit)), want) <= limit
     assert limit <= testing.PEER_LIMITS.get(name, math.inf)
 

@@ -15,14 +15,14 @@ import pyopencl.array as cla
 import pytest
 from helpers import Case, View, assert_rotated, bits, same
 
-import clrope.schedule.pool
-import clrope.schedule.transfer
+import clrope.plan.plan
+import clrope.runtime
 from clrope import DeviceError, DeviceInfo, Rope, RopeConfig
 from clrope.emulation import emulate_rope
-from clrope.schedule.launch import Launch
-from clrope.schedule.plan import Plan
-from clrope.schedule.pool import pool_of
-from clrope.schedule.transfer import SLOTS
+from clrope.kernels.launch import Launch
+from clrope.plan.template import CallTemplate
+from clrope.plan.transfer import SLOTS
+from clrope.runtime import Runtime, runtime_for
 
 NEOX = RopeConfig("neox")
 #: Eight tokens, one a chunk below: more chunks than slots.
@@ -32,8 +32,8 @@ GAPS = View(pads=(0, 1, 1, 3), before=2)
 
 @pytest.fixture(autouse=True)
 def _chunks_of_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The plan's own constructor default, so bound once: patched there.
-    monkeypatch.setitem(Plan.__init__.__kwdefaults__, "copy_chunk_bytes", 1)  # type: ignore[index]
+    # A constructor's default, so bound once: patched there.
+    monkeypatch.setitem(CallTemplate.__init__.__kwdefaults__, "copy_chunk_bytes", 1)  # type: ignore[index]
 
 
 @pytest.fixture
@@ -177,13 +177,15 @@ def test_nothing_is_read_too_early(
         cl.enqueue_marker(queue, wait_for=[go])
         queue.flush()
     started = threading.Event()
-    real = clrope.schedule.transfer.in_order
+    real = Runtime.using
 
-    def watched(queue: Any) -> bool:
+    def watched(runtime: Runtime, *arguments: Any) -> Any:
         started.set()
-        return real(queue)
+        return real(runtime, *arguments)
 
-    monkeypatch.setattr(clrope.schedule.transfer, "in_order", watched)
+    monkeypatch.setattr(Runtime, "using", watched)
+    wait_on_host = clrope.plan.plan.wait_on_host
+    monkeypatch.setattr(clrope.plan.plan, "wait_on_host", lambda events: (started.set(), wait_on_host(events)))
     running = pool.submit(plan.run, wait_for=None if by_queue else [go])
     try:
         assert started.wait(60)
@@ -253,7 +255,7 @@ def test_an_event_that_failed(device: DeviceInfo, queue: cl.CommandQueue, rng: n
     plan = Rope(NEOX, queue).plan(x, 7, out=out, transfer="copy")
     failed = cl.UserEvent(queue.context)
     failed.set_status(-5)
-    with pytest.raises(DeviceError, match="wait_for: an event has failed with status -5, nothing was copied"):
+    with pytest.raises(DeviceError, match="wait_for: an event has failed with status -5, nothing was launched"):
         plan.run(wait_for=[failed])
     assert (out == 77).all()
     assert same(plan.run(), emulate_rope(x, 7, NEOX)).all()
@@ -263,7 +265,7 @@ def test_buffers_and_queues_are_used_again(
     device: DeviceInfo, queue: cl.CommandQueue, rng: np.random.Generator
 ) -> None:
     """A plan for each call makes no buffer and no queue after the first; two plans at once have their own."""
-    kept = pool_of(queue)
+    kept = runtime_for(queue).staging
     op = Rope(NEOX, queue)
     x = new(rng)
     for k in range(5):
@@ -287,7 +289,7 @@ def test_buffers_and_queues_are_used_again(
 def test_the_pool_is_bounded(
     device: DeviceInfo, queue: cl.CommandQueue, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = pool_of(queue)
+    kept = runtime_for(queue).staging
     op = Rope(NEOX, queue)
     x = new(rng)
     plans = [op.plan(x, 3, transfer="copy") for _ in range(4)]
@@ -296,7 +298,7 @@ def test_the_pool_is_bounded(
     gc.collect()
     size = kept.kept
     assert size >= 4 * 2 * SLOTS * x.nbytes // 8
-    monkeypatch.setattr(clrope.schedule.pool, "MOST_KEPT", size - 1)
+    monkeypatch.setattr(clrope.runtime, "STAGING_BYTES_KEPT", size - 1)
     op.plan(x, 3, transfer="copy").run()
     gc.collect()
     assert kept.kept < size
@@ -310,7 +312,7 @@ def test_a_buffer_too_large_to_be_rounded_up(
 ) -> None:
     """The pool rounds sizes up; a chunk of the device's largest allocation is made to size, and not kept."""
     x = new(rng, shape=(1, 8, 3, 16))
-    kept = pool_of(queue)
+    kept = runtime_for(queue).staging
     monkeypatch.setattr(kept, "_largest", x.nbytes // 8)
     for k in range(2):
         assert same(Rope(NEOX, queue).plan(x, 3, transfer="copy").run(), emulate_rope(x, 3, NEOX)).all()

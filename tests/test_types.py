@@ -12,11 +12,11 @@ from helpers import Case, bits, run, same
 import clrope
 from clrope import Rope, RopeConfig
 from clrope.emulation import emulate_rope
-from clrope.program.variants import Variant
+from clrope.kernels.variant import Variant
 
 HALVES = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}
 SPELLINGS = {
-    "f16": [None, Variant("strided"), Variant("rows", 4, "integer"), Variant("strided", access="integer")],
+    "f16": [None, Variant("strided"), Variant(width=4, access="integer"), Variant("strided", access="integer")],
     "bf16": [None, Variant("strided")],
 }
 CASES = [(dtype, variant) for dtype, variants in SPELLINGS.items() for variant in variants]

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 
 import clrope
-from clrope.program.source import kernel_folder
+from clrope.kernels.source import kernel_folder
 
 package = Path(clrope.__file__).resolve().parent
 assert "site-packages" in package.parts, package
-assert kernel_folder() == package / "kernels", kernel_folder()
+assert kernel_folder() == package / "kernels" / "cl", kernel_folder()
 assert (package / "py.typed").is_file()
 x = np.random.default_rng().uniform(-1, 1, (2, 7, 3, 64)).astype(np.float32)
 y = clrope.rope(x, 5, mode="normal", device="pocl")

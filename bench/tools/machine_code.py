@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from clrope.benchmark.buffers import DeviceSets, make_inputs
 from clrope.benchmark.workloads import Workload
-from clrope.device import context_for
 from clrope.errors import ConfigError, DeviceError
 from clrope.operation import Rope
+from clrope.runtime import context_for, runtime_for
 
 if TYPE_CHECKING:
-    import pyopencl
-
     from clrope.device import DeviceInfo
-    from clrope.program.variants import Variant
+    from clrope.kernels.variant import Variant
 
 _ELF = b"\x7fELF\x02\x01\x01"  # of 64 bits, little endian
 _SYMBOL = re.compile(r"^[0-9a-f]+ <(.+)>:$")
@@ -177,8 +175,7 @@ def kernel_code(workload: Workload, device: DeviceInfo, variant: Variant | None 
     )
     plan.run()
     sets.queue.finish()
-    bound = plan.binding()
-    assert bound is not None
-    program: pyopencl.Program = bound.launches[0].kernel.get_info(cl.kernel_info.PROGRAM)
+    spec = plan.specs[0]
+    program = runtime_for(sets.queue).program(spec)
     binaries: Any = program.get_info(cl.program_info.BINARIES)
     return disassemble(binaries[0]), plan.variants

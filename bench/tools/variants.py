@@ -19,9 +19,8 @@ from clrope.benchmark.subject import on_device
 from clrope.benchmark.validation import ResultCheck
 from clrope.benchmark.workloads import Workload
 from clrope.errors import ConfigError
-from clrope.program.build import kernels_from
-from clrope.program.candidates import candidates
-from clrope.program.variants import Pairing, Variant
+from clrope.kernels.problem import Pairing
+from clrope.kernels.variant import Variant, candidates
 
 if TYPE_CHECKING:
     from clrope.device import DeviceInfo
@@ -82,8 +81,11 @@ def compare_variants(
     sets = DeviceSets(bench.profiled, device, inputs)
     ours: dict[str, BenchmarkEntry] = {}  # the chosen one first
     for variant, text in itertools.product((None, *some), (None, *folders)):
-        with kernels_from(text):
-            made = on_device(sets, bench.profiled, validate, "device", variant)
+        if text is not None:
+            # The chosen variant is the first in `ours`.
+            own = variant or Variant.from_dict(next(iter(ours.values())).details["variants"][0])
+            variant = own.from_folder(text)
+        made = on_device(sets, bench.profiled, validate, "device", variant)
         name = " + ".join(str(Variant.from_dict(d)) for d in made.details["variants"])
         name += f" from {text}" if text else ""
         if name not in ours:

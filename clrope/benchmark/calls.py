@@ -18,9 +18,9 @@ import numpy.typing as npt
 from .. import reference
 from ..api import rope
 from ..compare import compare
+from ..kernels.build import build
 from ..layout import DTYPES
 from ..operation import Rope
-from ..program.build import build
 from ..testing import PEER_LIMITS, poisoned
 from .buffers import DeviceSets
 from .entry import BenchmarkEntry, Kind, Refused, WrongResultError
@@ -42,7 +42,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(eq=False)
-class Step:
+class DecodeStep:
     """The inputs of a decode step and the position of the next one. x: q and k of each layer, [B, S, N, D]."""
 
     workload: Workload
@@ -74,18 +74,19 @@ class Step:
         return [[poisoned(x.shape, x.dtype) for x in layer] for layer in self.x]
 
 
-def make_step(workload: Workload, seed: int) -> Step:
+def make_step(workload: Workload, seed: int) -> DecodeStep:
     """Return a step with uniform inputs in [-1, 1], each an ordinary array of its own."""
     rng = np.random.default_rng(seed)
     dtype = DTYPES[workload.dtype]
     layers = range(workload.layers)
-    return Step(workload, [[rng.uniform(-1, 1, shape).astype(dtype) for shape in workload.tensors] for _ in layers])
+    x = [[rng.uniform(-1, 1, shape).astype(dtype) for shape in workload.tensors] for _ in layers]
+    return DecodeStep(workload, x)
 
 
 def _entry(
     kind: Kind,
     name: str,
-    step: Step,
+    step: DecodeStep,
     run: Callable[[int], Any],
     read: Callable[[Any], Sequence[Array]],
     device: str | None = None,
@@ -110,7 +111,7 @@ def _flat(results: Sequence[Sequence[Any]]) -> list[Array]:
     return [np.asarray(y) for layer in results for y in layer]
 
 
-def host_entries(step: Step, device: DeviceInfo, label: str) -> list[BenchmarkEntry]:
+def host_entries(step: DecodeStep, device: DeviceInfo, label: str) -> list[BenchmarkEntry]:
     """Return one-shot calls and plans on NumPy arrays."""
     config = step.workload.config
     layers = [(q, k) for q, k in step.x]
@@ -140,7 +141,7 @@ def host_entries(step: Step, device: DeviceInfo, label: str) -> list[BenchmarkEn
     ]
 
 
-def torch_entry(step: Step, device: DeviceInfo, label: str) -> BenchmarkEntry | Refused:
+def torch_entry(step: DecodeStep, device: DeviceInfo, label: str) -> BenchmarkEntry | Refused:
     """Return one-shot calls on torch tensors."""
     try:
         torch: Any = importlib.import_module("torch")
@@ -155,7 +156,7 @@ def torch_entry(step: Step, device: DeviceInfo, label: str) -> BenchmarkEntry | 
     return _entry("clrope", "rope torch", step, one_shot, _flat, label)
 
 
-def array_entries(step: Step, queue: pyopencl.CommandQueue, label: str) -> list[BenchmarkEntry]:
+def array_entries(step: DecodeStep, queue: pyopencl.CommandQueue, label: str) -> list[BenchmarkEntry]:
     """Return one-shot calls and plans on OpenCL arrays: a step of one-shot calls waits once, plans after each call."""
     import pyopencl.array as cla
 
@@ -193,7 +194,7 @@ def array_entries(step: Step, queue: pyopencl.CommandQueue, label: str) -> list[
     ]
 
 
-def raw_entries(step: Step, device: DeviceInfo, queue: pyopencl.CommandQueue, label: str) -> list[BenchmarkEntry]:
+def raw_entries(step: DecodeStep, device: DeviceInfo, queue: pyopencl.CommandQueue, label: str) -> list[BenchmarkEntry]:
     """Return launches of a kernel with everything bound before, in one work-item and in several.
 
     Each is waited for, as plans are here, or all of them at once, as one-shot calls on OpenCL arrays are.
@@ -247,7 +248,9 @@ def raw_entries(step: Step, device: DeviceInfo, queue: pyopencl.CommandQueue, la
     return [made for items in ((1, 2) if device.kind == "cpu" else (heads,)) for made in entries(items)]
 
 
-def peer_entries(peer: BenchmarkPeer, step: Step, threads: int) -> list[tuple[BenchmarkEntry, Prepared]] | Refused:
+def peer_entries(
+    peer: BenchmarkPeer, step: DecodeStep, threads: int
+) -> list[tuple[BenchmarkEntry, Prepared]] | Refused:
     """Return a peer's ways to do the same step, if its file says how."""
     prepare: Callable[[Task], list[Prepared] | Refused] | None = getattr(peer, "prepare_step", None)
     if prepare is None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ..errors import BuildError
-from ..program.build import build
+from ..kernels.build import build
 from ..testing import POISON, count_differing
 from .buffers import Bytes, DeviceSets
 from .entry import BenchmarkEntry, WrongResultError, failure

@@ -13,7 +13,7 @@ from .. import __version__
 from ..device import DeviceInfo
 from ..device.cache import host_cache_bytes
 from ..device.info import cpu_fields, cpu_model
-from ..program.source import kernel_folder, kernel_hash
+from ..kernels.source import kernel_folder, kernel_hash
 from .buffers import usable_cpus
 
 PACKAGES = ("clrope", "numpy", "pyopencl", "ml-dtypes", "pocl-binary-distribution", "intel-opencl-rt")

@@ -11,9 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from ..device import DeviceInfo, context_for
+from ..device import DeviceInfo
 from ..device.select import ALIASES
 from ..errors import ConfigError, RopeError
+from ..runtime import context_for
 from . import calls, processes
 from .buffers import DeviceSets, HostSets, Inputs, block_bytes, make_inputs, sides, usable_cpus
 from .ceilings import Ceilings, host_copy

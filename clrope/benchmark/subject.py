@@ -16,7 +16,7 @@ from .validation import ResultCheck
 if TYPE_CHECKING:
     import pyopencl
 
-    from ..program.variants import Variant
+    from ..kernels.variant import Variant
 
 #: Position arrays that a `fresh` workload goes through: more than the tables that are kept.
 FRESH = 12

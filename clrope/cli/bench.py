@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .ending import ends_well
+from .exit_code import exit_with_code
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command("bench")(ends_well(_bench))
-    app.command("report")(ends_well(_report))
+    app.command("bench")(exit_with_code(_bench))
+    app.command("report")(exit_with_code(_report))
 
 
 def _bench(
@@ -60,7 +60,7 @@ def _bench(
 
     chosen = select(workload or ())
     if list_only:
-        from .tables import bytes_text, print_table
+        from .output import bytes_text, print_table
 
         rows = [[w.name, " ".join(map(str, w.tensors)), bytes_text(w.bytes_moved)] for w in chosen]
         print_table("", ["workload", "tensors", "#moved"], rows)
@@ -73,7 +73,7 @@ def _bench(
     )  # fmt: skip
     result = run(chosen, _devices(device or ()), options, _Progress())
     if json_file == "-":
-        from .tables import print_json
+        from .output import print_json
 
         print_json(result)
     elif json_file is not None:
@@ -104,7 +104,7 @@ def _report(
     if markdown is not None:
         _write_markdown(results, markdown)
     if as_json:
-        from .tables import print_json
+        from .output import print_json
 
         print_json([table.to_dict() for table in report.tables(results)])
         return True
@@ -128,7 +128,7 @@ def _write_markdown(results: Sequence[dict[str, Any]], where: str) -> None:
 
 def _show(results: Sequence[dict[str, Any]]) -> None:
     from ..benchmark import report
-    from .tables import print_table
+    from .output import print_table
 
     for table in report.tables(results):
         print_table(table.title, table.columns, table.rows)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .ending import ends_well
+from .exit_code import exit_with_code
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("devices")(ends_well(_devices))
+    app.command("devices")(exit_with_code(_devices))
 
 
 def _devices(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything known as JSON.")] = False,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Probe every device anew.")] = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Probe every device again.")] = False,
 ) -> bool:
     """List all OpenCL devices with their health. Exit code 1 if no device is healthy."""
     from ..device import devices
-    from .tables import print_json
+    from .output import print_json
 
     found = devices(refresh=refresh)
     if as_json:
@@ -35,7 +35,7 @@ def _devices(
 
 def _show(found: list[DeviceInfo]) -> None:
     from ..device.select import INSTALL_HINT
-    from .tables import bytes_text, print_table
+    from .output import bytes_text, print_table
 
     if not found:
         print(f"no OpenCL device was found; {INSTALL_HINT}")

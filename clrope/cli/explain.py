@@ -7,30 +7,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ConfigError
-from .configuration import takes_config
-from .ending import ends_well
+from .config_options import takes_config
+from .exit_code import exit_with_code
 
 if TYPE_CHECKING:
     from ..config import RopeConfig
-    from ..program.variants import Pairing
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("explain")(ends_well(takes_config(_explain)))
+    app.command("explain")(exit_with_code(takes_config(_explain)))
 
 
 def _explain(
     config: RopeConfig,
     shape: Annotated[str, typer.Option(help="Lengths in the order of --layout, as 1,4096,32,128.")],
-    dtype: Annotated[str, typer.Option("--type", help="f16, bf16, f32 or f64")] = "f32",
+    dtype: Annotated[str, typer.Option("--type", help="A storage type, as f16.")] = "f32",
     layout: Annotated[str, typer.Option(help="Order of the axes: any order of b, s, n, d.")] = "bsnd",
     inplace: Annotated[bool, typer.Option("--inplace", help="The output is the input.")] = False,
     backward: Annotated[bool, typer.Option("--backward", help="Rotate back.")] = False,
     device: Annotated[str | None, typer.Option(help="Name or index. Default: the fastest healthy.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> bool:
-    """Say what a call would launch: the device, the kernel's spelling, its file, its options, how many chunks."""
+    """Say what a call would launch: the device, the kernel, its parameters, file and options, how many chunks."""
     import numpy as np
 
     from ..device import device as find_device
@@ -45,7 +44,7 @@ def _explain(
     x = np.zeros(lengths, DTYPES[dtype])
     plan = Rope(config, chosen).plan(x, 0, not backward, out=x if inplace else None, layout=layout)
     report = _report(plan, config, chosen, x, layout)
-    from .tables import print_json, print_table
+    from .output import print_json, print_table
 
     if as_json:
         print_json(report)
@@ -77,28 +76,23 @@ def _lengths(text: str) -> list[int]:
 def _report(plan: Any, config: RopeConfig, device: Any, x: Any, layout: str) -> dict[str, Any]:
     from collections import Counter
 
-    from ..layout import canonical, dtype_name
-    from ..program.source import kernel_folder, kernel_hash
-    from ..schedule.geometry import Geometry
+    from ..kernels.source import kernel_folder, kernel_hash
+    from ..layout import dtype_name
 
-    # Section modes pair as NeoX does.
-    pairing: Pairing = "normal" if config.mode == "normal" else "neox"
-    head_dim = int(canonical(x, layout).shape[3])
-    geometry = Geometry.of_config(config.for_head_dim(head_dim), head_dim)
     kernels = []
-    for variant, launches in Counter(plan.variants).items():
-        file, name = variant.source(pairing)
+    for (variant, spec), launches in Counter(zip(plan.variants, plan.specs, strict=True)).items():
         kernels.append(
             {
-                "kernel": name,
-                "source": str(kernel_folder() / file),
-                "source_hash": kernel_hash(file),
-                "options": list(variant.options(dtype_name(x.dtype), geometry)),
+                "kernel": spec.function,
+                "source": str(kernel_folder() / spec.file),
+                "source_hash": kernel_hash(spec.file),
+                "options": list(spec.options),
                 "variant": variant.to_dict(),
                 "launches": launches,
             }
         )
     tables = "cache_init_ggml.cl" if config.angles == "ggml" else "cache_init.cl"
+    fused = bool(kernels) and all(variant.angles == "fused" for variant in plan.variants)
     return {
         "schema": "clrope.explain/1",
         "device": str(device),
@@ -107,7 +101,7 @@ def _report(plan: Any, config: RopeConfig, device: Any, x: Any, layout: str) -> 
         "tensor": f"{dtype_name(x.dtype)} {list(x.shape)} in the order {layout[-x.ndim :]}",
         "mode": config.mode,
         "launches": plan.launches,
-        "cos and sin": f"{kernel_folder() / tables}, kept for the next call",
+        "cos and sin": "computed by the kernel" if fused else f"{kernel_folder() / tables}, kept for the next call",
         "kernels": kernels,
         "config": config.to_dict(),
     }

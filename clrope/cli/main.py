@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from . import bench, config, devices, explain, run, tune, verify
+from . import bench, devices, explain, run, show_config, tune, verify
 
 app = typer.Typer(
     name="clrope",
@@ -21,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (devices, verify, run, bench, tune, config, explain):
+for module in (devices, verify, run, bench, tune, show_config, explain):
     module.add_to(app)
 
 

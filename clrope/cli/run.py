@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ConfigError, ShapeError
-from .configuration import named_array, takes_config
-from .ending import ends_well
+from .config_options import named_array, takes_config
+from .exit_code import exit_with_code
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -24,7 +24,7 @@ _LIST = re.compile(r"-?\d+(,-?\d+)*")
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("run")(ends_well(takes_config(_run)))
+    app.command("run")(exit_with_code(takes_config(_run)))
 
 
 def _run(
@@ -50,7 +50,7 @@ def _run(
 ) -> bool:
     """Rotate tensors of a file and write them under the same names to another. The pairing (--mode) has no default."""
     from ..device import device as find_device
-    from ..io.arrays import format_of, read_arrays, read_metadata, write_arrays
+    from ..io.files import format_of, read_arrays, read_metadata, write_arrays
 
     format_of(output)
     arrays = read_arrays(source)
@@ -163,7 +163,7 @@ def _rotate(
 
 
 def _show(report: dict[str, Any], as_json: bool) -> None:
-    from .tables import print_json, print_table
+    from .output import print_json, print_table
 
     if as_json:
         print_json(report)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .ending import ends_well
+from .exit_code import exit_with_code
 
 if TYPE_CHECKING:
-    from ..suite.runner import Report, Result
+    from ..suite.conformance import Report, Result
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("verify")(ends_well(_verify))
+    app.command("verify")(exit_with_code(_verify))
 
 
 def _verify(
@@ -44,7 +44,7 @@ def _verify(
     A line ends in OK, FAIL with the NMSE, or SKIP with the reason. Exit code 1 on any failure, and if a device named
     with --device cannot be used; other unhealthy devices are reported only.
     """
-    from ..suite.runner import verify
+    from ..suite.conformance import verify
 
     quiet = json_file == "-"
     view = _View(quiet)
@@ -67,7 +67,7 @@ class _View:
         self._bar: Any = None
         self._task: Any = None
         self._shown = 0.0
-        # Both on one screen: the bar has to make room for every line.
+        # Both on one screen: the bar has to be redrawn after every line.
         self._share = sys.stdout.isatty() and sys.stderr.isatty()
 
     def start(self, report: Report, results: int) -> None:
@@ -75,7 +75,7 @@ class _View:
         if not self._quiet:
             print(f"seed {report.seed}; suites: {', '.join(report.suites)}")
             for target in report.targets:
-                print(f"{target.name}: {target.trouble or target.device}")
+                print(f"{target.name}: {target.problem or target.device}")
             for name, remark in report.remarks.items():
                 print(f"{name}: {remark}")
             sys.stdout.flush()
@@ -84,7 +84,7 @@ class _View:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        # Drawn by hand: a thread that draws would write between a line and the room made for it. Rich would also
+        # Drawn by hand: a thread that draws would write into the lines. Rich would also
         # send lines printed meanwhile to stderr.
         self._bar = Progress(
             TextColumn("verify"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -114,7 +114,7 @@ class _View:
 
 def _write_json(report: Report, where: str) -> None:
     from ..errors import RopeError
-    from .tables import print_json
+    from .output import print_json
 
     if where == "-":
         print_json(report.to_dict())
@@ -128,9 +128,9 @@ def _write_json(report: Report, where: str) -> None:
 
 
 def _summarise(report: Report) -> None:
-    from ..suite.outcome import nmse_text
-    from ..suite.runner import NUMPY
-    from .tables import print_table
+    from ..suite.case_outcome import nmse_text
+    from ..suite.conformance import NUMPY
+    from .output import print_table
 
     names = [t.name for t in report.used]
     types = ("f32", "f16", "bf16", "f64")
@@ -158,8 +158,8 @@ def _summarise(report: Report) -> None:
     for case in report.differing[:20]:
         print(f"bits differ: {case}")
     for target in report.targets:
-        if target.trouble and not target.asked:
-            print(f"not verified: {target.name}: {target.trouble}")
+        if target.problem and not target.asked:
+            print(f"not verified: {target.name}: {target.problem}")
     for failure in report.failures:
         print(f"FAIL: {failure}")
     if not report.ok:

@@ -1,4 +1,4 @@
-"""How large caches are, and how much memory has to be used in turn so that none of it is still in one."""
+"""How large caches are, and how much memory must be used in rotation so that none of it is still in one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .info import DeviceInfo
 
-#: Bytes that are used in turn at least, and as a multiple of the largest cache.
+#: Bytes that are used in rotation at least, and as a multiple of the largest cache.
 LEAST_BYTES = 256 << 20
 CACHE_MULTIPLE = 4
 MOST_SETS = 64
@@ -27,12 +27,12 @@ def host_cache_bytes() -> int:
 
 
 def largest_cache(device: DeviceInfo) -> int:
-    """Return the bytes of the largest cache between a device and its memory, 0 if nobody tells."""
-    told = int(device.cl_device.global_mem_cache_size or 0)
-    return max(told, host_cache_bytes() if device.kind == "cpu" else 0)
+    """Return the bytes of the largest cache between a device and its memory, 0 if it is not known."""
+    stated = int(device.cl_device.global_mem_cache_size or 0)
+    return max(stated, host_cache_bytes() if device.kind == "cpu" else 0)
 
 
 def sets_beyond(cache_bytes: int, set_bytes: int) -> int:
-    """Return how many sets of so many bytes, used in turn, leave a cache of that size before they come again."""
+    """Return how many sets of so many bytes, used in rotation, leave a cache of that size before they come again."""
     wanted = max(LEAST_BYTES, CACHE_MULTIPLE * cache_bytes)
     return max(1, min(MOST_SETS, -(-wanted // set_bytes)))

@@ -1,4 +1,4 @@
-"""Running a piece of OpenCL work in a child process, so that a driver that crashes or hangs harms nobody else."""
+"""Running a piece of OpenCL work in a child process, so that a driver that crashes or hangs does no further harm."""
 
 from __future__ import annotations
 

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
-from . import child, store
+import msgspec
+
+from ..store import Store
+from .child import ChildResult, available
+from .child import run as run_child
 from .health import FAILURE_KEPT_S
-from .icd import Icd, Plan
+from .icd import Icd, LoaderPlan
+
+
+@dataclass(frozen=True)
+class SeenDevice:
+    """A device as a child process saw it; id: names of platform, device and driver version."""
+
+    id: tuple[str, str, str]
+    vendor: str
+    version: str
+    kind: str
+    pocl_broken: bool
+
+
+@dataclass(frozen=True)
+class SeenPlatform:
+    """A platform as a child process saw it."""
+
+    name: str
+    version: str
+    devices: list[SeenDevice]
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -24,7 +48,7 @@ class Broken:
 class Enumeration:
     """What a fresh process sees under a plan, and which drivers had to be left out for that."""
 
-    platforms: list[dict[str, Any]] = field(default_factory=list)
+    platforms: list[SeenPlatform] = field(default_factory=list)
     broken: list[Broken] = field(default_factory=list)
     #: Library to the dynamic linker's message, for drivers that do not load (the loader passes over them silently).
     unloaded: dict[str, str] = field(default_factory=dict)
@@ -32,34 +56,36 @@ class Enumeration:
     safe: bool = True
 
 
-def enumerate_devices(plan: Plan, *, refresh: bool = False) -> tuple[Plan, Enumeration]:
+_STORE = Store("enumeration", Enumeration)
+
+
+def enumerate_devices(plan: LoaderPlan, *, refresh: bool = False) -> tuple[LoaderPlan, Enumeration]:
     """Return the plan without the drivers that crash, and what a child process saw under it; remembered."""
-    if not child.available():
+    if not available():
         return plan, Enumeration()  # no way to be careful
     key = plan.fingerprint()
-    entry = None if refresh else store.get("enumeration", key)
-    known = _read(entry) if entry else None
+    known = None if refresh else _STORE.get(key)
     if known is None:
         whole = _ask(plan)
         if whole.outcome == "unavailable":
             return plan, Enumeration()
         known = _find_out(plan, whole)
-        store.put("enumeration", key, asdict(known), keep_s=FAILURE_KEPT_S if known.broken or known.unloaded else None)
+        _STORE.put(key, known, keep_s=FAILURE_KEPT_S if known.broken or known.unloaded else None)
     if plan.controlled:
         plan = plan.without({b.icd for b in known.broken})
     return plan, known
 
 
-def _find_out(plan: Plan, whole: child.ChildResult) -> Enumeration:
+def _find_out(plan: LoaderPlan, whole: ChildResult) -> Enumeration:
     if whole.outcome == "ok":
-        return Enumeration(whole.answer["platforms"], unloaded=whole.answer["unloaded"])
+        return Enumeration(_platforms(whole), unloaded=whole.answer["unloaded"])
     # One at a time: which of them fail alone?
     broken: list[Broken] = []
-    alone: list[dict[str, Any]] = []
+    alone: list[SeenPlatform] = []
     for icd in plan.icds:
         result = _ask(plan.only(icd))
         if result.outcome == "ok":
-            alone += result.answer["platforms"]
+            alone += _platforms(result)
         else:
             broken.append(_broken(icd, result))
     if not plan.controlled:
@@ -67,39 +93,29 @@ def _find_out(plan: Plan, whole: child.ChildResult) -> Enumeration:
     rest = plan.without({b.icd for b in broken})
     result = _ask(rest) if broken else whole
     if result.outcome == "ok":
-        return Enumeration(result.answer["platforms"], broken, result.answer["unloaded"])
+        return Enumeration(_platforms(result), broken, result.answer["unloaded"])
     # Each works alone, not all together: take them in one by one, and leave out the one that breaks it.
     kept: list[Icd] = []
-    answer: list[dict[str, Any]] = []
+    seen: list[SeenPlatform] = []
     for icd in rest.icds:
         result = _ask(rest.without({i.path for i in rest.icds} - {i.path for i in [*kept, icd]}))
         if result.outcome == "ok":
             kept.append(icd)
-            answer = result.answer["platforms"]
+            seen = _platforms(result)
         else:
             broken.append(_broken(icd, result))
     # Only drivers outside our reach are left to blame if leaving out none or all changed nothing.
-    return Enumeration(answer, broken or [Broken("", "", result.outcome, result.reason)], safe=bool(kept))
+    return Enumeration(seen, broken or [Broken("", "", result.outcome, result.reason)], safe=bool(kept))
 
 
-def _ask(plan: Plan) -> child.ChildResult:
+def _ask(plan: LoaderPlan) -> ChildResult:
     job = {"job": "enumerate", "pyopencl_home": plan.pyopencl_home(), "libraries": [i.library for i in plan.icds]}
-    return child.run(job, plan.environment())
+    return run_child(job, plan.environment())
 
 
-def _broken(icd: Icd, result: child.ChildResult) -> Broken:
+def _broken(icd: Icd, result: ChildResult) -> Broken:
     return Broken(icd.path, icd.library, result.outcome, result.reason)
 
 
-def _read(entry: dict[str, Any]) -> Enumeration | None:
-    try:
-        platforms = entry["platforms"]
-        for platform in platforms:
-            for device in platform["devices"]:
-                if len(device["id"]) != 3:
-                    return None
-        return Enumeration(
-            platforms, [Broken(**b) for b in entry["broken"]], dict(entry["unloaded"]), bool(entry["safe"])
-        )
-    except (KeyError, TypeError, ValueError):
-        return None
+def _platforms(result: ChildResult) -> list[SeenPlatform]:
+    return msgspec.convert(result.answer["platforms"], list[SeenPlatform])

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from . import child, probe, store
+from ..store import Store
+from .child import run as run_child
 from .info import Cause, Health, cpu_model
+from .probe import BASIC_SOURCE, COPY_SOURCE
 
 #: A failure may have been of the moment (no memory, a busy machine), so it is asked again after this time.
 FAILURE_KEPT_S = 3600.0
+_STORE = Store("health", Health)
 
 HIDDEN_HINT = (
     "call clrope.devices() before anything else asks OpenCL for its platforms in this process "
@@ -37,21 +40,16 @@ def failure(cause: str, reason: str) -> Health:
     return Health("unhealthy", known, reason, hint)
 
 
-def key(device_id: list[str], version: str, platform_version: str, driver: list[Any], pocl_cpu: str) -> str:
+def health_key(device_id: list[str], version: str, platform_version: str, driver: list[Any], pocl_cpu: str) -> str:
     """Return the key a result is remembered under: device, driver file, CPU, PoCL's CPU name, and the probe itself."""
-    sources = probe.BASIC_SOURCE + probe.COPY_SOURCE
+    sources = BASIC_SOURCE + COPY_SOURCE
     parts = [*device_id, version, platform_version, driver, cpu_model(), pocl_cpu, sources]
     return f"{device_id[1]} {hashlib.sha256(repr(parts).encode()).hexdigest()[:20]}"
 
 
 def remembered(key: str) -> Health | None:
     """Return what is remembered under the key."""
-    entry = store.get("health", key)
-    try:
-        health = Health(**entry["health"]) if entry else None
-    except (TypeError, KeyError):
-        return None
-    return health if health and health.status in ("ok", "unhealthy") else None
+    return _STORE.get(key)
 
 
 def examine(
@@ -72,7 +70,7 @@ def examine(
         "job": "probe", "id": device_id, "ordinal": ordinal, "rate": True,
         "pocl_cpu": pocl_cpu, "pyopencl_home": pyopencl_home,
     }  # fmt: skip
-    result = child.run(job, environment)
+    result = run_child(job, environment)
     if result.outcome == "unavailable":
         return Health("unknown", "", f"not probed: {result.reason}")
     if result.outcome == "ok" and not result.answer["cause"]:
@@ -81,9 +79,5 @@ def examine(
         health = failure(result.answer["cause"], result.answer["reason"])
     else:
         health = failure(result.outcome, result.reason)
-    store.put("health", key, {"health": _plain(health)}, keep_s=None if health.ok else FAILURE_KEPT_S)
+    _STORE.put(key, health, keep_s=None if health.ok else FAILURE_KEPT_S)
     return health
-
-
-def _plain(health: Health) -> dict[str, Any]:
-    return {name: getattr(health, name) for name in health.__dataclass_fields__}

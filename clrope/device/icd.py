@@ -24,7 +24,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from . import procmem, store
+from ..store import cache_dir
+from .procmem import loaded_libraries
 
 Origin = Literal["system", "wheel", "pip", "user"]
 
@@ -56,7 +57,7 @@ class Icd:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoaderPlan:
     """The drivers to be loaded, and the environment that makes the loader load just these."""
 
     loader: str
@@ -70,7 +71,7 @@ class Plan:
     #: Drivers that are installed and will not be loaded, because the user's variable decides.
     passed_over: tuple[Icd, ...] = ()
 
-    def without(self, paths: set[str]) -> Plan:
+    def without(self, paths: set[str]) -> LoaderPlan:
         """Return the plan that leaves out the drivers named by these `.icd` files."""
         gone = [icd for icd in self.icds if icd.path in paths]
         if not gone:
@@ -82,7 +83,7 @@ class Plan:
             without_wheel=self.without_wheel or any(icd.origin == "wheel" for icd in gone),
         )
 
-    def only(self, icd: Icd) -> Plan:
+    def only(self, icd: Icd) -> LoaderPlan:
         """Return the plan that loads this driver alone."""
         return replace(self, icds=(icd,), own_directory=True, without_wheel=True)
 
@@ -97,7 +98,7 @@ class Plan:
         """Return the value `PYOPENCL_HOME` must have at the first query, after PyOpenCL's import; None: as it is."""
         if not self.without_wheel:
             return None
-        home = store.cache_dir() / "icd" / "no-wheel"
+        home = cache_dir() / "icd" / "no-wheel"
         (home / ".libs").mkdir(parents=True, exist_ok=True)
         return str(home)
 
@@ -112,7 +113,7 @@ class Plan:
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 
-def make_plan() -> Plan:
+def make_plan() -> LoaderPlan:
     """Look for the drivers and decide what has to be done so that the loader sees them all. Imports PyOpenCL."""
     loader = loader_path()
     wheel = _icd_files(os.path.dirname(loader), "wheel") if _bundled(loader) else []
@@ -124,13 +125,13 @@ def make_plan() -> Plan:
         if os.path.isdir(os.environ[variable]):
             icds += wheel
         listed = intel is None or any(_same(intel.library, icd.library) for icd in icds)
-        return Plan(loader, tuple(icds), controlled=False, passed_over=() if listed or not intel else (intel,))
+        return LoaderPlan(loader, tuple(icds), controlled=False, passed_over=() if listed or not intel else (intel,))
     system = [icd for folder in system_directories(loader) for icd in _icd_files(folder, "system")]
     # Two copies of Intel's runtime in one process share helper libraries by name: the system's own goes first.
     if intel and any(os.path.basename(i.library).startswith("libintelocl.so") for i in system):
         intel = None
     icds = [*system, *([intel] if intel else []), *wheel]
-    return Plan(loader, tuple(icds), own_directory=intel is not None)
+    return LoaderPlan(loader, tuple(icds), own_directory=intel is not None)
 
 
 @contextlib.contextmanager
@@ -155,9 +156,9 @@ def _set(values: dict[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def already_started(plan: Plan) -> bool:
+def already_started(plan: LoaderPlan) -> bool:
     """Whether platforms were queried in this process before: then a driver's library is loaded already."""
-    loaded = {os.path.basename(path) for _, _, path in procmem.loaded_libraries()}
+    loaded = {os.path.basename(path) for _, _, path in loaded_libraries()}
     return any(os.path.basename(os.path.realpath(i.library)) in loaded for i in plan.icds if i.library)
 
 
@@ -166,7 +167,7 @@ def loader_path() -> str:
     """Return the path of the libOpenCL that PyOpenCL uses ('' where the system does not tell)."""
     import pyopencl  # noqa: F401 - its import loads the loader, without a platform query
 
-    return next((p for _, _, p in procmem.loaded_libraries() if os.path.basename(p).startswith("libOpenCL")), "")
+    return next((p for _, _, p in loaded_libraries() if os.path.basename(p).startswith("libOpenCL")), "")
 
 
 @functools.cache
@@ -192,9 +193,9 @@ def _icd_files(folder: str, origin: Origin) -> list[Icd]:
         library = _first_line(path)
         if not library or "libintelocl_emu" in library:  # Intel's FPGA emulator: another product in the same package
             continue
-        beside = os.path.join(folder, library)
-        if origin == "wheel" and os.sep not in library and os.path.exists(beside):
-            library = beside  # resolved by the loader's own rpath
+        sibling = os.path.join(folder, library)
+        if origin == "wheel" and os.sep not in library and os.path.exists(sibling):
+            library = sibling  # resolved by the loader's own rpath
         if os.path.isabs(library) and not os.path.exists(library):
             continue  # a placeholder, or a driver that is gone
         out.append(Icd(path, library, origin))
@@ -226,7 +227,7 @@ def _directory(icds: list[Icd]) -> Path:
     """Return a directory of `.icd` files for these drivers; its name says its content, so it never has to change."""
     names = [f"{i:02d}-{re.sub(r'[^A-Za-z0-9_.-]', '_', Path(icd.path).stem)}.icd" for i, icd in enumerate(icds)]
     content = dict(zip(names, (icd.library for icd in icds), strict=True))
-    root = store.cache_dir() / "icd"
+    root = cache_dir() / "icd"
     folder = root / hashlib.sha256(repr(sorted(content.items())).encode()).hexdigest()[:16]
     if folder.is_dir():
         return folder

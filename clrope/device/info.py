@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..errors import DeviceError
-from . import procmem
+from .procmem import icd_library
 
 if TYPE_CHECKING:
     import pyopencl
@@ -104,11 +104,11 @@ class DeviceInfo:
     def cl_device(self) -> pyopencl.Device:
         """The `pyopencl.Device`; `DeviceError` if there is none in this process."""
         if self._cl is None:
-            raise DeviceError(self.trouble())
+            raise DeviceError(self.describe_problem())
         device: pyopencl.Device = self._cl
         return device
 
-    def trouble(self) -> str:
+    def describe_problem(self) -> str:
         """Return why this device cannot be used and what to do, as the message of an error."""
         reason = self.health.reason or "not visible in this process"
         text = f"device {self.name!r} on {self.platform!r} cannot be used: {reason}"
@@ -179,7 +179,7 @@ def describe(
         max_work_group_size=int(ask("max_work_group_size", 0)),
         host_unified=bool(ask("host_unified_memory", False)),
         loader=loader,
-        icd=procmem.icd_library(platform.int_ptr),
+        icd=icd_library(platform.int_ptr),
         health=health,
         pocl_cpu=pocl_cpu,
         notes=notes,

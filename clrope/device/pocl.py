@@ -17,10 +17,13 @@ import ctypes
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from . import child, info, procmem, store
+from ..store import Store, cache_dir
+from .child import run as run_child
+from .info import cpu_fields, cpu_model
+from .procmem import read_pointers, read_text
 
 if TYPE_CHECKING:
     import pyopencl
@@ -60,10 +63,14 @@ _RECORD_POINTERS = 256  # the two fields are the 79th and 80th
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do about a PoCL: the CPU name to give it ('' none), and why."""
+    """What to do about a PoCL: the CPU name to give it ('' none), why, and how each name tried came out."""
 
     cpu: str
     reason: str
+    tried: dict[str, str] = field(default_factory=dict, compare=False)
+
+
+_STORE = Store("pocl", Decision)
 
 
 def may_need_repair(device: pyopencl.Device) -> bool:
@@ -74,7 +81,7 @@ def may_need_repair(device: pyopencl.Device) -> bool:
     return said and _find(device, UNKNOWN) is not None
 
 
-def repair(device: pyopencl.Device, cpu: str) -> bool:
+def repair_cpu(device: pyopencl.Device, cpu: str) -> bool:
     """Give PoCL's compiler the CPU name; True if the record now says so, False if it did not look as expected."""
     if _find(device, cpu) is not None:
         return True  # done before
@@ -88,19 +95,19 @@ def repair(device: pyopencl.Device, cpu: str) -> bool:
 def current_cpu(device: pyopencl.Device) -> str:
     """Return the CPU name in PoCL's record of the device, '' if it does not look as expected."""
     found = _locate(device)
-    return procmem.read_text(found[1]) if found else ""
+    return read_text(found[1]) if found else ""
 
 
-def simulate(devices: Iterable[pyopencl.Device]) -> None:
+def simulate_unknown_cpu(devices: Iterable[pyopencl.Device]) -> None:
     """Make a working PoCL 3.0 fail as on an unknown CPU, if `CLROPE_TEST_POCL_GENERIC` is set (tests only)."""
     if not os.environ.get(SIMULATE_VARIABLE):
         return
     for device in devices:
         if not _is_pocl_3_0(device.platform):
-            continue  # a distribution's newer PoCL beside it
+            continue  # a distribution's newer PoCL next to it
         found = _locate(device)
         known = device.version.rstrip(" \0").rpartition("-gnu-")[2]
-        if found and procmem.read_text(found[1]) == known:
+        if found and read_text(found[1]) == known:
             _point(found[0], UNKNOWN)
 
 
@@ -112,14 +119,14 @@ def _is_pocl_3_0(platform: pyopencl.Platform) -> bool:
 
 def _find(device: pyopencl.Device, cpu: str) -> int | None:
     found = _locate(device)
-    return found[0] if found and procmem.read_text(found[1]) == cpu else None
+    return found[0] if found and read_text(found[1]) == cpu else None
 
 
 def _locate(device: pyopencl.Device) -> tuple[int, int] | None:
     """Return (address of the CPU-name field, its value) if the record has exactly one triple and the rest fits."""
     base = device.int_ptr
-    pointers = procmem.read_pointers(base, _RECORD_POINTERS)
-    texts = [procmem.read_text(p) for p in pointers]
+    pointers = read_pointers(base, _RECORD_POINTERS)
+    texts = [read_text(p) for p in pointers]
     places = [i for i, text in enumerate(texts) if text == TRIPLE]
     # The record also names the device, before the triple: a memory block of anything else would not.
     if len(places) != 1 or device.name.strip(" \0") not in texts[: places[0]]:
@@ -145,7 +152,7 @@ def candidates(flags: Iterable[str]) -> list[str]:
     return [name for group in [g for g in groups if g][:2] for name in group]
 
 
-def wanted() -> str:
+def wanted_cpu() -> str:
     """Return `CLROPE_POCL_CPU`: a CPU name, 'off', or '' (find one)."""
     return os.environ.get("CLROPE_POCL_CPU", "").strip()
 
@@ -155,12 +162,12 @@ def cache_environment(cpu: str) -> dict[str, str | None]:
     if not cpu:
         return {}
     given = os.environ.get("POCL_CACHE_DIR")
-    folder = os.path.join(given, f"clrope-{cpu}") if given else str(store.cache_dir() / "pocl" / cpu)
+    folder = os.path.join(given, f"clrope-{cpu}") if given else str(cache_dir() / "pocl" / cpu)
     os.makedirs(folder, exist_ok=True)
     return {"POCL_CACHE_DIR": folder}
 
 
-def decide(
+def decide_cpu(
     device_id: list[str],
     platform_version: str,
     environment: dict[str, str | None],
@@ -169,36 +176,36 @@ def decide(
     refresh: bool = False,
 ) -> Decision:
     """Find, or remember, the CPU name for a PoCL that `may_need_repair`; tries names in child processes."""
-    given = wanted()
+    given = wanted_cpu()
     if given.lower() == "off":
         return Decision("", "the repair is turned off by CLROPE_POCL_CPU=off")
-    key = " | ".join([info.cpu_model(), platform_version, given, os.environ.get(SIMULATE_VARIABLE, "")])
-    entry = None if refresh else store.get("pocl", key)
-    if entry and isinstance(entry.get("cpu"), str):
-        return Decision(entry["cpu"], str(entry.get("reason", "")))
+    key = " | ".join([cpu_model(), platform_version, given, os.environ.get(SIMULATE_VARIABLE, "")])
+    known = None if refresh else _STORE.get(key)
+    if known is not None:
+        return known
 
     def trial(cpu: str) -> dict[str, Any]:
         job = {"job": "probe", "id": device_id, "wide": True, "pocl_cpu": cpu, "pyopencl_home": pyopencl_home}
-        result = child.run(job, {**environment, **cache_environment(cpu or UNKNOWN)})
+        result = run_child(job, {**environment, **cache_environment(cpu or UNKNOWN)})
         return result.answer if result.outcome == "ok" else {"cause": result.outcome, "reason": result.reason}
 
     answer = trial("")
     if FAILURE not in answer.get("reason", ""):
         # Another failure than the one this is for: the device's own probe will tell it.
         if answer["cause"] != "unavailable":
-            store.put("pocl", key, {"cpu": "", "reason": ""}, keep_s=3600)
+            _STORE.put(key, Decision("", ""), keep_s=3600)
         return Decision("", "")
-    names = [given] if given else candidates(info.cpu_fields().get("flags", "").split())
+    names = [given] if given else candidates(cpu_fields().get("flags", "").split())
     tried: dict[str, str] = {}
     for name in names:
         answer = trial(name)
         if not answer["cause"]:
             tried[name] = "ok"
-            decision = Decision(name, f"PoCL's LLVM does not know this CPU; {name!r} was tried and works")
-            store.put("pocl", key, {"cpu": name, "reason": decision.reason, "tried": tried})
+            decision = Decision(name, f"PoCL's LLVM does not know this CPU; {name!r} was tried and works", tried)
+            _STORE.put(key, decision)
             return decision
         tried[name] = answer["reason"]
     listing = "; ".join(f"{name}: {why}" for name, why in tried.items())
-    decision = Decision("", f"none of the CPU names tried works ({listing})")
-    store.put("pocl", key, {"cpu": "", "reason": decision.reason, "tried": tried}, keep_s=3600)
+    decision = Decision("", f"none of the CPU names tried works ({listing})", tried)
+    _STORE.put(key, decision, keep_s=3600)
     return decision

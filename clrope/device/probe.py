@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import pocl, procmem
 from .child import IMPORTING
 from .info import kind_of
+from .pocl import may_need_repair, repair_cpu, simulate_unknown_cpu
+from .procmem import loaded_libraries
 
 if TYPE_CHECKING:
     import pyopencl
@@ -135,11 +136,11 @@ def _platform_entry(cl: Any, platform: pyopencl.Platform, stage: Callable[[str],
         found = list_devices(cl, platform)
     except cl.Error as error:
         return {"name": name, "version": platform.version, "devices": [], "error": _first_line(error)}
-    pocl.simulate(found)
+    simulate_unknown_cpu(found)
     devices = [
         {
             "id": identity(d), "vendor": d.vendor, "version": d.version, "kind": kind_of(d.type),
-            "pocl_broken": pocl.may_need_repair(d),
+            "pocl_broken": may_need_repair(d),
         }
         for d in found
     ]  # fmt: skip
@@ -148,7 +149,7 @@ def _platform_entry(cl: Any, platform: pyopencl.Platform, stage: Callable[[str],
 
 def _unloaded(libraries: list[str]) -> dict[str, str]:
     """Return the dynamic linker's message for each library that the loader could not load."""
-    loaded = {os.path.basename(path) for _, _, path in procmem.loaded_libraries()}
+    loaded = {os.path.basename(path) for _, _, path in loaded_libraries()}
     out = {}
     for library in libraries if loaded else []:
         if os.path.basename(os.path.realpath(library)) not in loaded:
@@ -167,12 +168,12 @@ def _probe(
     for platform in platforms:
         if platform.name.strip(" \0") == job["id"][0]:
             found = list_devices(cl, platform)
-            pocl.simulate(found)
+            simulate_unknown_cpu(found)
             same += [d for d in found if identity(d) == job["id"]]
     if len(same) <= job.get("ordinal", 0):
         raise ProbeError("hidden", "the device is not there in a fresh process")
     device = same[job.get("ordinal", 0)]
-    if job.get("pocl_cpu") and not pocl.repair(device, job["pocl_cpu"]):
+    if job.get("pocl_cpu") and not repair_cpu(device, job["pocl_cpu"]):
         raise ProbeError("error", "PoCL's record of the device does not look as expected; left alone")
     stage("making a context")
     context = cl.Context([device])

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import DeviceError
-from . import discovery, icd
+from .discovery import devices, from_cl_device
+from .icd import USER_VARIABLES
 from .info import DeviceInfo
 
 if TYPE_CHECKING:
@@ -56,16 +57,16 @@ def device(selector: Selector = None) -> DeviceInfo:
         return _by_text(selector.strip(), repr(selector))
     if isinstance(selector, DeviceInfo):
         if selector._cl is None or selector.health.status == "unhealthy":
-            raise DeviceError(selector.trouble())
+            raise DeviceError(selector.describe_problem())
         return selector
     import pyopencl as cl
 
     if isinstance(selector, cl.Device):
-        return discovery.from_cl_device(selector)
+        return from_cl_device(selector)
     if isinstance(selector, cl.CommandQueue):
-        return discovery.from_cl_device(selector.device)
+        return from_cl_device(selector.device)
     if isinstance(selector, cl.Context):
-        return discovery.from_cl_device(selector.devices[0])
+        return from_cl_device(selector.devices[0])
     raise DeviceError(
         f"device: got {type(selector).__name__}, allowed are a name such as 'auto', 'pocl', 'intel', 'gpu' or '0:0', "
         "a DeviceInfo, or a pyopencl Device, Context or CommandQueue"
@@ -73,7 +74,7 @@ def device(selector: Selector = None) -> DeviceInfo:
 
 
 def _by_text(text: str, said: str) -> DeviceInfo:
-    known = discovery.devices()
+    known = devices()
     lower = text.lower()
     if lower in ("", "auto"):
         usable = _fastest_first([d for d in known if d.health.status != "unhealthy" and not d.simulator])
@@ -117,7 +118,7 @@ def _first_healthy(matches: Sequence[DeviceInfo], known: Sequence[DeviceInfo], s
             if d.health.status == wanted:
                 return d
     if matches:
-        raise DeviceError(f"device {said}: {matches[0].trouble()}")
+        raise DeviceError(f"device {said}: {matches[0].describe_problem()}")
     text = f"device {said}: no OpenCL device matches; found: {_listing(known)}"
     if "intel" in said.lower():
         text += "\n  what to do: `pip install 'clrope[intel]'` installs Intel's CPU runtime"
@@ -130,7 +131,7 @@ def _first_healthy(matches: Sequence[DeviceInfo], known: Sequence[DeviceInfo], s
 
 def _by_pyopencl(spec: str) -> DeviceInfo:
     """Follow `pyopencl.choose_devices`: 'P' or 'P:D', each an index or a part of the name; the first of several D."""
-    known = discovery.devices()
+    known = devices()
     said = f"PYOPENCL_CTX={spec!r}"
     answers = spec.split(":")
     if len(answers) > 2:
@@ -159,7 +160,7 @@ def _by_pyopencl(spec: str) -> DeviceInfo:
 def _none_healthy(known: Sequence[DeviceInfo]) -> str:
     if not known:
         text = "device: no OpenCL device was found"
-        for name in icd.USER_VARIABLES:
+        for name in USER_VARIABLES:
             if os.environ.get(name):
                 text += f"; {name}={os.environ[name]!r} is set and decides which drivers are loaded"
         return f"{text}\n  what to do: {INSTALL_HINT}"

@@ -13,14 +13,14 @@ import numpy as np
 
 from ..arrays import Operand, check_out, empty_like, operand
 from ..errors import ConfigError, ShapeError, renamed
-from ..schedule.plan import Plan
+from ..plan.plan import Plan
 from ..tables import FullTables, rotate_plan
 
 __all__ = ["ROTARY_MODES", "rotary_mul"]
 
 #: Names and aclnn's numbers of the modes.
 ROTARY_MODES: dict[str, int] = {"half": 0, "interleave": 1, "quarter": 2, "interleave-half": 3}
-#: How a mode's pairs lie in x, in y (None: as in x), and how a pair's two numbers lie in r1 and r2.
+#: Layout of a mode's pairs in x, in y (None: as in x), and of a pair's two numbers in r1 and r2.
 _PAIRS: dict[str, tuple[str, str | None, FullTables]] = {
     "half": ("neox", None, "halves"),
     "interleave": ("normal", None, "interleaved"),

@@ -34,8 +34,9 @@ __all__ = [
 ]
 
 #: Element types by ggml's names; `GGML_TYPES` gives the numbers of `enum ggml_type`.
-TYPES: dict[str, np.dtype[Any]] = {**DTYPES, "i32": np.dtype(np.int32), "i64": np.dtype(np.int64)}
 GGML_TYPES: dict[str, int] = {"f32": 0, "f16": 1, "i32": 26, "i64": 27, "f64": 28, "bf16": 30}
+_INTEGERS: dict[str, np.dtype[Any]] = {"i32": np.dtype(np.int32), "i64": np.dtype(np.int64)}
+TYPES: dict[str, np.dtype[Any]] = {name: kind for name, kind in (DTYPES | _INTEGERS).items() if name in GGML_TYPES}
 _TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()}
 _MROPE = GGML_MODES["mrope"]
 

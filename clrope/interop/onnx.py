@@ -92,7 +92,7 @@ def rotary_embedding_ms(
     is_packed_batching:   1 allows more tokens than the caches have rows: a batch of packed sequences. Nothing else.
     num_heads:            for 3-D input; 0: it follows from R where rotary_embedding_dim is 0.
     scale:                an attribute of the schema that ONNX Runtime reads and does not use: it changes nothing here
-                          either. Scaled positions are for who makes the caches.
+                          either. Scaling positions is up to the maker of the caches.
     device:               as for `clrope.rope`; not an attribute of the operator.
 
     Raises `ShapeError`, `ConfigError` (both `ValueError`), `DeviceError`, `BuildError`.

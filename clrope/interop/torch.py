@@ -139,7 +139,7 @@ def _rope(
     if y.numel():
         op = operation(config)
         for x4, y4, (p,) in _calls(x, y, [positions]):
-            op.plan(x4, p.numpy(), forward=not transpose, out=y4, layout="bnsd").run()
+            op(x4, p.numpy(), forward=not transpose, out=y4, layout="bnsd")
     return y
 
 

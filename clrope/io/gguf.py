@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ..config import SECTION_MODES, Mode, RopeConfig, parse_mode
 from ..errors import ConfigError
+from ..mode import SECTION_MODES, Mode, parse_mode
 from .gguf_models import (
     ARCHITECTURES,
     LOG_MULTIPLIER_AS_IT_IS,
@@ -52,18 +52,14 @@ class _File:
         return f"{self.arch}.rope.{key}"
 
 
-def config_from_gguf(
+def fields_from_gguf(
     path: str | os.PathLike[str],
     *,
     mode: str | int | None = None,
     seq_len: int | None = None,
     layer_type: str | None = None,
-) -> RopeConfig:
-    """Read a GGUF model file.
-
-    mode:       the pairing, overriding what is known of the architecture; needed where nothing is known.
-    seq_len:    context length that will be run; needed by files with long and short factors (Phi-3, MiniCPM).
-    layer_type: 'full_attention' or 'sliding_attention'; needed where the two have different RoPE (Gemma 3).
+) -> dict[str, Any]:
+    """Return the fields of `RopeConfig` for a GGUF model file; arguments as for `RopeConfig.from_gguf`.
 
     As in llama.cpp: freq_scale is 1 / scaling.factor (1 for type 'none'); type 'yarn' sets ext_factor 1 unless
     `yarn_ext_factor` is there; with `yarn_log_multiplier` the magnitude is that of DeepSeek's mscale rule; attn_factor
@@ -84,7 +80,7 @@ def config_from_gguf(
         fields["freq_factors"] = _freq_factors(file, seq_len, n_dims // 2)
     if chosen not in SECTION_MODES and sections is not None:
         raise ConfigError(f"{file.path('dimension_sections')}: got {list(sections)}, mode {chosen!r} has no sections")
-    return RopeConfig(mode=chosen, n_dims=n_dims, sections=sections, **fields)
+    return {"mode": chosen, "n_dims": n_dims, "sections": sections, **fields}
 
 
 def _read(path: Path) -> _File:

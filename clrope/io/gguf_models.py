@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..config import Mode
+from ..mode import Mode
 
 _NORMAL = (
     "llama llada llama4 llama-embed deci baichuan starcoder internlm2 minicpm xverse command-r cohere2 cohere2moe olmo "

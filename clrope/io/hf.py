@@ -1,7 +1,7 @@
 """Reading a Hugging Face `config.json`: which parameters apply, to how many elements, in which pairing.
 
 Both layouts are understood: `rope_parameters` (transformers 5; flat, or nested per layer type) and `rope_scaling` with
-`rope_theta` beside it (before 5). What is not understood is refused with the name of the key, never skipped.
+`rope_theta` next to it (before 5). What is not understood is refused with the name of the key, never skipped.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import SECTION_MODES, Mode, RopeConfig, parse_mode
 from ..errors import ConfigError
+from ..mode import SECTION_MODES, Mode, parse_mode
 from .hf_models import MODELS, REFUSED, UNKNOWN, ModelKind
 from .hf_rope import Setting, count, positive, real, rope_fields, rope_type_of
 
@@ -27,23 +27,14 @@ _SUSPECTS = (
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
-def config_from_hf(
+def fields_from_hf(
     source: str | os.PathLike[str] | Mapping[str, Any],
     seq_len: int | None = None,
     *,
     layer_type: str | None = None,
     mode: str | int | None = None,
-) -> RopeConfig:
-    """Read a Hugging Face configuration.
-
-    source:     path of a `config.json`, of a folder holding one, or its content as a dictionary.
-    seq_len:    length that will be run (positions used, the last one + 1); needed by 'dynamic' and 'longrope'.
-    layer_type: 'full_attention', 'sliding_attention', … where a model has one RoPE per layer type; required then.
-    mode:       the pairing, overriding what is known of the model type; needed where nothing is known.
-
-    `n_dims` of the result is the number of rotated elements. For multi-head latent attention (DeepSeek, MiniCPM3) that
-    is `qk_rope_head_dim`: give that slice of q and k. Raises `ConfigError` naming the key.
-    """
+) -> dict[str, Any]:
+    """Return the fields of `RopeConfig` for a Hugging Face configuration; arguments as for `RopeConfig.from_hf`."""
     data = _text_part(_load(source))
     if seq_len is not None:
         seq_len = count("seq_len", seq_len)
@@ -70,7 +61,7 @@ def config_from_hf(
         params = {"partial_rotary_factor": data[kind.partial_key], **params}
     fields = rope_fields(params, rope_type, setting)
     sections = _sections(data, chosen, part, dim // 2)
-    return RopeConfig(mode=chosen, n_dims=dim, sections=sections, **fields)
+    return {"mode": chosen, "n_dims": dim, "sections": sections, **fields}
 
 
 @dataclass(frozen=True)
@@ -279,15 +270,15 @@ def _rotated(data: Mapping[str, Any], kind: ModelKind, part: _Part, head_dim: in
 
 def _sections(data: Mapping[str, Any], mode: Mode, part: _Part, pairs: int) -> tuple[int, int, int, int] | None:
     given = part.params.get("mrope_section")
-    spelled = {key: part.params.get(key) for key in ("mrope_interleaved", "interleaved")}
+    flags = {key: part.params.get(key) for key in ("mrope_interleaved", "interleaved")}
     path = f"{part.path}.mrope_section"
     if mode not in SECTION_MODES:
         if given is not None:
             raise ConfigError(f"{path}: model_type {data.get('model_type')!r} (mode {mode!r}) has no sections")
-        if "mrope" in (part.params.get("type"), part.params.get("rope_type")) or any(spelled.values()):
+        if "mrope" in (part.params.get("type"), part.params.get("rope_type")) or any(flags.values()):
             raise ConfigError(f"{part.path}: type 'mrope' in model_type {data.get('model_type')!r} (mode {mode!r})")
         return None
-    for key, value in spelled.items():
+    for key, value in flags.items():
         if value is not None and bool(value) != (mode == "imrope"):
             raise ConfigError(f"{part.path}.{key}: got {value!r}, the mode is {mode!r}")
     if isinstance(given, (str, bytes)) or not isinstance(given, (list, tuple)):
@@ -297,7 +288,7 @@ def _sections(data: Mapping[str, Any], mode: Mode, part: _Part, pairs: int) -> t
     if len(sizes) != 3:
         raise ConfigError(f"{path}: got {len(sizes)} numbers, the pairs of t, h and w are needed")
     total = sum(sizes)
-    # Beyond the sections transformers fails ('mrope') or uses t ('imrope'), where ggml's rule begins anew.
+    # Beyond the sections transformers fails ('mrope') or uses t ('imrope'), where ggml's rule begins again.
     if total < pairs or (mode == "mrope" and total != pairs):
         raise ConfigError(f"{path}: {sizes} add up to {total}, the head has {pairs} rotated pairs")
     return (sizes[0], sizes[1], sizes[2], 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..config import Mode
+from ..mode import Mode
 
 
 @dataclass(frozen=True)
@@ -62,82 +62,76 @@ class ModelKind:
 #: Used with the caller's `mode` for a model type that is not in the table: nothing is assumed.
 UNKNOWN = ModelKind("neox", theta=None, partial=1.0)
 
-MODELS: dict[str, ModelKind] = {}
 
-
-def _add(names: str, kind: ModelKind, **changes: Any) -> None:
-    for name in names.split():
-        MODELS[name] = replace(kind, **changes)
+def _each(names: str, kind: ModelKind, **changes: Any) -> dict[str, ModelKind]:
+    return dict.fromkeys(names.split(), replace(kind, **changes))
 
 
 _HALF = ModelKind("neox")  # (i, i + d/2), `rotate_half`
 _ADJACENT = ModelKind("normal")  # (2i, 2i + 1)
-
-# The whole head, base 10000 unless the file says otherwise.
-_add(
-    "llama mistral ministral qwen2 qwen2_moe qwen3_moe granite granitemoe granitemoeshared granitemoehybrid olmo olmo2 "
-    "olmoe starcoder2 aria_text chameleon diffllama doge dots1 exaone4 exaone_moe falcon falcon_h1 "
-    "hunyuan_v1_dense hunyuan_v1_moe idefics olmo_hybrid",
-    _HALF,
-)
-_add("gemma gemma2 vaultgemma", _HALF, head_dim=256)
-_add("qwen3 afmoe seed_oss hyperclovax jais2", _HALF, head_dim=128)
-_add("bitnet flex_olmo mllama_text_model", _HALF, theta=500000.0)
-_add("mixtral phimoe lfm2 lfm2_moe", _HALF, theta=1000000.0)
-_add("smollm3", _HALF, theta=2000000.0)
-_add("apertus", _HALF, theta=None, needs_params=True)
-_add("cwm", _HALF, theta=None, head_dim=128, needs_params=True)
-_add("gpt_oss", _HALF, theta=None, head_dim=64, needs_params=True)
-
-# The first part of the head.
-_add("phi persimmon recurrent_gemma", _HALF, partial=0.5)
-_add("nemotron", _HALF, partial=0.5, head_dim=128)
-_add("glm4_moe", _HALF, partial=0.5)
-_add("stablelm", _HALF, partial=0.25)
-_add("qwen3_next", _HALF, partial=0.25, head_dim=256)
-_add("phi3 phi4_multimodal", _HALF, partial=1.0, yarn_is_longrope=True)
-_add("gpt_neox", _HALF, partial=0.25, partial_key="rotary_pct", theta_key="rotary_emb_base")
-_add("gpt_neox_japanese", _HALF, partial=1.0, partial_key="rotary_pct", theta_key="rotary_emb_base")
-_add("minimax_m2", _HALF, partial=1.0, theta=5000000.0, head_dim=128, rotary_dim_key="rotary_dim")
-
-# Two kinds of layers.
 _GEMMA3 = TwoThetas("rope_theta", 1000000.0, "rope_local_base_freq", 10000.0)
-_add("gemma3_text gemma3n_text t5gemma2_text", _HALF, head_dim=256, two_thetas=_GEMMA3)
-_add("olmo3", _HALF, two_thetas=TwoThetas("rope_theta", 500000.0, "rope_theta", 500000.0))
 _MODERNBERT = TwoThetas("global_rope_theta", 160000.0, "local_rope_theta", 10000.0)
-_add("modernbert modernbert-decoder", _HALF, two_thetas=_MODERNBERT)
-_add(
-    "gemma4_text gemma4_unified_text",
-    _HALF,
-    theta=None,
-    head_dim=256,
-    full_head_dim=("global_head_dim", 512),
-    needs_params=True,
-)
 
-# Neighbours form a pair.
-_add("cohere", _ADJACENT, theta=500000.0)
-_add("cohere2 cohere2_moe", _ADJACENT, head_dim=128)
-_add("helium", _ADJACENT, theta=100000.0, head_dim=128)
-_add("ernie4_5", _ADJACENT, theta=500000.0, head_dim=128)
-_add("ernie4_5_moe", _ADJACENT, theta=500000.0)
-_add("llama4_text", _ADJACENT, theta=500000.0, head_dim=128)
-_add("glm glm4", _ADJACENT, partial=0.5, head_dim=128)
-_add("gptj codegen", _ADJACENT, size_keys=("n_embd", "n_head"), rotary_dim_key="rotary_dim", plain=True)
-
-# Multi-head latent attention: transformers rotates neighbours and, in deepseek_v3's line, stores the result with its
-# halves apart. That reorders q and k alike, so q·k is the same; 'normal' leaves the elements where they were.
-_add("deepseek_v2", _ADJACENT, mla=True)
-_add("deepseek_v3 youtu", _ADJACENT, mla=True, interleave_key="rope_interleave")
-_add("longcat_flash", _ADJACENT, mla=True, theta=10000000.0)
-_add("minicpm3", _HALF, mla=True)
-
-# Positions of several axes. The outer model types are here for files that keep the text model's keys at the root.
-_add("qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text", ModelKind("mrope", theta=1000000.0))
-_add("glm4v_moe_text", ModelKind("mrope", partial=0.5))
-_add("qwen3_vl_text qwen3_vl_moe_text", ModelKind("imrope", theta=500000.0, head_dim=128))
-_add("qwen3_omni_moe_text", ModelKind("imrope", theta=1000000.0))
-_add("qwen3_5_text qwen3_5_moe_text", ModelKind("imrope", partial=0.25, head_dim=256))
+MODELS: dict[str, ModelKind] = {
+    # The whole head, base 10000 unless the file says otherwise.
+    **_each(
+        "llama mistral ministral qwen2 qwen2_moe qwen3_moe granite granitemoe granitemoeshared granitemoehybrid olmo "
+        "olmo2 olmoe starcoder2 aria_text chameleon diffllama doge dots1 exaone4 exaone_moe falcon falcon_h1 "
+        "hunyuan_v1_dense hunyuan_v1_moe idefics olmo_hybrid",
+        _HALF,
+    ),
+    **_each("gemma gemma2 vaultgemma", _HALF, head_dim=256),
+    **_each("qwen3 afmoe seed_oss hyperclovax jais2", _HALF, head_dim=128),
+    **_each("bitnet flex_olmo mllama_text_model", _HALF, theta=500000.0),
+    **_each("mixtral phimoe lfm2 lfm2_moe", _HALF, theta=1000000.0),
+    **_each("smollm3", _HALF, theta=2000000.0),
+    **_each("apertus", _HALF, theta=None, needs_params=True),
+    **_each("cwm", _HALF, theta=None, head_dim=128, needs_params=True),
+    **_each("gpt_oss", _HALF, theta=None, head_dim=64, needs_params=True),
+    # The first part of the head.
+    **_each("phi persimmon recurrent_gemma", _HALF, partial=0.5),
+    **_each("nemotron", _HALF, partial=0.5, head_dim=128),
+    **_each("glm4_moe", _HALF, partial=0.5),
+    **_each("stablelm", _HALF, partial=0.25),
+    **_each("qwen3_next", _HALF, partial=0.25, head_dim=256),
+    **_each("phi3 phi4_multimodal", _HALF, partial=1.0, yarn_is_longrope=True),
+    **_each("gpt_neox", _HALF, partial=0.25, partial_key="rotary_pct", theta_key="rotary_emb_base"),
+    **_each("gpt_neox_japanese", _HALF, partial=1.0, partial_key="rotary_pct", theta_key="rotary_emb_base"),
+    **_each("minimax_m2", _HALF, partial=1.0, theta=5000000.0, head_dim=128, rotary_dim_key="rotary_dim"),
+    # Two kinds of layers.
+    **_each("gemma3_text gemma3n_text t5gemma2_text", _HALF, head_dim=256, two_thetas=_GEMMA3),
+    **_each("olmo3", _HALF, two_thetas=TwoThetas("rope_theta", 500000.0, "rope_theta", 500000.0)),
+    **_each("modernbert modernbert-decoder", _HALF, two_thetas=_MODERNBERT),
+    **_each(
+        "gemma4_text gemma4_unified_text",
+        _HALF,
+        theta=None,
+        head_dim=256,
+        full_head_dim=("global_head_dim", 512),
+        needs_params=True,
+    ),
+    # Neighbours form a pair.
+    **_each("cohere", _ADJACENT, theta=500000.0),
+    **_each("cohere2 cohere2_moe", _ADJACENT, head_dim=128),
+    **_each("helium", _ADJACENT, theta=100000.0, head_dim=128),
+    **_each("ernie4_5", _ADJACENT, theta=500000.0, head_dim=128),
+    **_each("ernie4_5_moe", _ADJACENT, theta=500000.0),
+    **_each("llama4_text", _ADJACENT, theta=500000.0, head_dim=128),
+    **_each("glm glm4", _ADJACENT, partial=0.5, head_dim=128),
+    **_each("gptj codegen", _ADJACENT, size_keys=("n_embd", "n_head"), rotary_dim_key="rotary_dim", plain=True),
+    # Multi-head latent attention: transformers rotates neighbours and, in deepseek_v3's line, stores the result with
+    # its halves apart. That reorders q and k alike, so q·k is the same; 'normal' leaves the elements where they were.
+    **_each("deepseek_v2", _ADJACENT, mla=True),
+    **_each("deepseek_v3 youtu", _ADJACENT, mla=True, interleave_key="rope_interleave"),
+    **_each("longcat_flash", _ADJACENT, mla=True, theta=10000000.0),
+    **_each("minicpm3", _HALF, mla=True),
+    # Positions of several axes. The outer model types are here for files that keep the text model's keys at the root.
+    **_each("qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text", ModelKind("mrope", theta=1000000.0)),
+    **_each("glm4v_moe_text", ModelKind("mrope", partial=0.5)),
+    **_each("qwen3_vl_text qwen3_vl_moe_text", ModelKind("imrope", theta=500000.0, head_dim=128)),
+    **_each("qwen3_omni_moe_text", ModelKind("imrope", theta=1000000.0)),
+    **_each("qwen3_5_text qwen3_5_moe_text", ModelKind("imrope", partial=0.25, head_dim=256)),
+}
 
 #: Known, and not one of the five modes; the reason is the error message.
 REFUSED: dict[str, str] = {

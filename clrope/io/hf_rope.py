@@ -96,7 +96,7 @@ def rope_type_of(params: Mapping[str, Any], path: str, *, yarn_is_longrope: bool
             name = "longrope"
         if not isinstance(name, str) or name not in _KEYS:
             raise ConfigError(f"{path}.{key}: got {given!r}, known types are {', '.join(_KEYS)}")
-        # 'mrope' is an older spelling that says nothing of the scaling, so the other key may name one.
+        # 'mrope' is an older name that says nothing of the scaling, so the other key may name one.
         if given != "mrope" or not names:
             names.append(name)
     if not names:
@@ -168,10 +168,10 @@ def _dynamic(params: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
     if setting.dim <= 2:
         raise ConfigError(f"rope type 'dynamic' needs more than 2 rotated elements, got {setting.dim}")
     length = max(setting.seq_len, setting.max_positions)
-    stretch = factor * length / setting.max_positions - (factor - 1.0)
-    if stretch <= 0:
+    growth = factor * length / setting.max_positions - (factor - 1.0)
+    if growth <= 0:
         raise ConfigError(f"{setting.path}.factor: got {factor}, the base of rope type 'dynamic' would not be positive")
-    return {"freq_base": setting.theta * stretch ** (setting.dim / (setting.dim - 2))}
+    return {"freq_base": setting.theta * growth ** (setting.dim / (setting.dim - 2))}
 
 
 def _yarn(params: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def _yarn(params: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
     if not isinstance(truncate, bool):
         raise ConfigError(f"{setting.path}.truncate: got {truncate!r}, true or false is needed")
     if setting.nested and not truncate:
-        # transformers reads this key beside the layer types, not under one, so what was meant is not what it does.
+        # transformers reads this key next to the layer types, not under one, so what was meant is not what it does.
         raise ConfigError(f"{setting.path}.truncate: false under a layer type is ignored by transformers; refused")
     if setting.theta == 1.0:
         raise ConfigError("rope_theta: got 1, the ramp of rope type 'yarn' is undefined there")

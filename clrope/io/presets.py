@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import json
 from functools import cache
-from importlib import resources
 from typing import Any
 
-from ..config import RopeConfig
 from ..errors import ConfigError
-from .hf import config_from_hf
+from .hf import fields_from_hf
 
 
 @cache
 def _entries() -> dict[str, dict[str, Any]]:
+    from importlib import resources  # here, because importing this package must stay quick
+
     text = resources.files(__package__).joinpath("data/presets.json").read_text(encoding="utf-8")
     entries: dict[str, dict[str, Any]] = json.loads(text)
     for entry in entries.values():
@@ -28,6 +27,8 @@ def _entries() -> dict[str, dict[str, Any]]:
 def _entry(name: str) -> dict[str, Any]:
     entries = _entries()
     if name not in entries:
+        import difflib
+
         near = difflib.get_close_matches(name, entries, n=3, cutoff=0.5)
         hint = f"; close are {', '.join(map(repr, near))}" if near else ""
         raise ConfigError(f"preset: got {name!r}{hint}; known are {', '.join(entries)}")
@@ -39,10 +40,10 @@ def names() -> list[str]:
     return list(_entries())
 
 
-def preset(name: str) -> RopeConfig:
-    """Return the configuration of a well-known model; an unknown name raises `ConfigError` listing the known ones."""
+def preset_fields(name: str) -> dict[str, Any]:
+    """Return the fields of `RopeConfig` for a well-known model; `ConfigError` with the known names for another."""
     entry = _entry(name)
-    return config_from_hf(entry["config"], entry.get("seq_len"), layer_type=entry.get("layer_type"))
+    return fields_from_hf(entry["config"], entry.get("seq_len"), layer_type=entry.get("layer_type"))
 
 
 def source(name: str) -> str:

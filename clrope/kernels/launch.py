@@ -1,4 +1,4 @@
-"""A launch in two steps: `LaunchSpec` says what is launched, with arguments by name; `Launch` is one kernel object of it."""
+"""A launch in two steps: `LaunchSpec` says what is launched, with arguments by name; `Launch` is a kernel object."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from .source import kernel_source
 
 if TYPE_CHECKING:
     import pyopencl
@@ -20,15 +22,27 @@ class LocalBytes:
     size: int
 
 
+class NoBuffer:
+    """The type of `NO_BUFFER`."""
+
+    def __repr__(self) -> str:
+        return "NO_BUFFER"
+
+
+#: The value of a memory argument that this launch does not use: a null pointer.
+NO_BUFFER = NoBuffer()
+
+
 @dataclass(frozen=True)
 class LaunchSpec:
     """All of a launch but its memory: kernel function, options, sizes, and arguments in order.
 
-    arguments: (name, value). A value is a NumPy scalar of the kernel's own type, `LocalBytes`, or None for what is bound
-    for each call. The names bound for each call, each as the kernels have them:
+    arguments: (name, value). A value is a NumPy scalar of the kernel's own type, `LocalBytes`, `NO_BUFFER`, or None for
+    what is bound for each call. The names bound for each call, each as the kernels have them:
     memory x, y, x2, y2 with offsets in elements x_offset, y_offset, x2_offset, y2_offset (int64);
     tables cosine, sine; or positions (a buffer of int64, with `AngleForm.counting` an int64 scalar), rows (int32),
     step, step_low, axis (buffers), magnitude (float32, float64 for f64).
+    source: the program's text, None for the package's own `kernels/<file>`.
     """
 
     file: str
@@ -37,6 +51,17 @@ class LaunchSpec:
     global_size: tuple[int, ...]
     local_size: tuple[int, ...] | None
     arguments: tuple[tuple[str, Any], ...]
+    source: str | None = None
+
+    @property
+    def bound_names(self) -> tuple[str, ...]:
+        """Names of the arguments that are bound for each call."""
+        return tuple(name for name, value in self.arguments if value is None)
+
+    @property
+    def text(self) -> str:
+        """The program's text."""
+        return kernel_source(self.file) if self.source is None else self.source
 
 
 class Launch:
@@ -53,7 +78,9 @@ class Launch:
         self.set_number: Callable[[int, Any], None] = getattr(self.kernel, "_set_arg_buf", self.kernel.set_arg)
         for k, (_, value) in enumerate(spec.arguments):
             if isinstance(value, LocalBytes):
-                self.kernel.set_arg(k, cl.LocalMemory(value.size))
+                self.kernel.set_arg(k, cl.LocalMemory(value.size))  # type: ignore[arg-type]
+            elif value is NO_BUFFER:
+                self.kernel.set_arg(k, None)
             elif value is not None:
                 self.set_number(k, value)
 

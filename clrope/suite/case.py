@@ -17,7 +17,7 @@ from ..layout import DTYPES
 #: How positions are drawn. 'far': all of ±2**31; 'offset': one int; 'offsets': [B]; 'batch': [B, S]; 'three': [3, S].
 POSITIONS = ("random", "signed", "offset", "offsets", "batch", "three", "far")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-#: Number of ways in which x can lie in memory; `clrope.suite.memory` says which.
+#: Number of ways in which x can be laid out in memory; `clrope.suite.case_memory` says which.
 VIEWS = range(6)
 
 _OPS = {"ROPE": True, "ROPE_BACK": False}
@@ -37,14 +37,14 @@ class Case:
     n_ctx:  positions are below it.
     fs, ef, af: freq_scale, ext_factor, attn_factor.
     ff:     whether freq_factors are used, uniform in [0.9, 1.1].
-    v:      how x lies in memory: 0 dense, 1 a corner of a larger tensor, 2 the second half of each head's memory
+    v:      layout of x in memory: 0 dense, 1 a corner of a larger tensor, 2 the second half of each head's memory
             (0 to 2 as in ggml), 3 q and k of a fused QKV tensor in one call, 4 every other element backwards,
             5 every third element, the other axes backwards.
     inplace: whether the output is the input.
     n_offs, base, n_ctx_orig, bf (beta_fast), bs (beta_slow): as in RopeConfig; bf and bs are 1 as in test_rope.
     sections: None: what test_rope sets.
     lo:     order of the axes in memory, letters b, s, n, d (without b: rank 3).
-    o:      0: the output is dense; 1: it lies in memory as x does.
+    o:      0: the output is dense; 1: it is laid out as x is.
     pos:    one of `POSITIONS`; pt: their integer type.
     angles: 'exact' or 'ggml'.
     forward: False is written as ROPE_BACK.

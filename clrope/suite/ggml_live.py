@@ -1,4 +1,4 @@
-"""ggml as a second judge: a case run by ggml on the CPU through `ggml-python`, where that is installed.
+"""ggml as a second reference: a case run by ggml on the CPU through `ggml-python`, where that is installed.
 
 ggml is given the very memory of the case: the same parent, view, positions and frequency factors.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +16,8 @@ from ..config import RopeConfig
 from ..layout import TensorView
 from ..testing import nmse
 from .case import Case
-from .outcome import Outcome, nmse_text
-from .trial import CallTrial, flat
-
-if TYPE_CHECKING:
-    pass
+from .case_outcome import CaseOutcome, nmse_text
+from .rope_trial import RopeTrial, flat
 
 #: ggml's own bound for its tests. Its float32 angles are off by 1e-10 at the positions used here.
 LIMIT = 1e-7
@@ -37,38 +34,36 @@ def module() -> Any:
 
 
 def remark() -> str:
-    """Say whether ggml judges."""
+    """Say whether ggml is compared with."""
     if module() is None:
-        return "judged by the float64 reference; `pip install ggml-python` lets ggml itself judge as well"
-    import importlib.metadata
+        return "checked against the float64 reference; `pip install ggml-python` adds ggml itself"
+    from importlib.metadata import version
 
-    return (
-        f"judged by the float64 reference, and live by ggml (ggml-python {importlib.metadata.version('ggml-python')})"
-    )
+    return f"checked against the float64 reference, and live by ggml (ggml-python {version('ggml-python')})"
 
 
-def can_judge(case: Case) -> bool:
+def can_compute(case: Case) -> bool:
     """Whether ggml (as packaged) can compute the case."""
     return module() is not None and case.n_offs == 0 and case.type in ("f32", "f16") and case.v <= 2
 
 
-class LiveTrial(CallTrial):
+class LiveTrial(RopeTrial):
     """A call that ggml has answered too."""
 
     def __init__(self, case: Case, seed: int) -> None:
         super().__init__(case, seed)
         self.live: npt.NDArray[np.float64] | None = None
-        if can_judge(case):
+        if can_compute(case):
             answer = compute(case, self.x.views[0], self.positions, self.config)
             self.live = flat([answer]).astype(np.float64)
 
-    def check(self, got: list[npt.NDArray[Any]], trouble: list[str]) -> Outcome:
+    def check(self, got: list[npt.NDArray[Any]], errors: list[str]) -> CaseOutcome:
         """Compare with ggml's answer, then as always."""
         if self.live is not None:
             error = nmse(flat(got), self.live)
             if not error <= LIMIT:
-                trouble = [f"NMSE {nmse_text(error)} against ggml", *trouble]
-        return super().check(got, trouble)
+                errors = [f"NMSE {nmse_text(error)} against ggml", *errors]
+        return super().check(got, errors)
 
 
 def compute(case: Case, x: npt.NDArray[Any], positions: Any, config: RopeConfig) -> npt.NDArray[Any]:

@@ -1,7 +1,7 @@
-"""The suites by name. Activation: a file in `clrope/suite/grids/` that uses `@suite("name")` is a suite; nothing else.
+"""The suites by name. A file in `clrope/suite/grids/` that uses `@suite("name")` is a suite; nothing else is needed.
 
 A suite is a function without arguments that yields its lines (`SuiteCase`), always the same ones in the same order:
-what changes from run to run are the inputs, which the runner's seed decides.
+what changes from run to run are the inputs, which the seed of the run decides.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from ..errors import ConfigError
-from .outcome import SuiteCase
+from .case_outcome import SuiteCase
 
 Source = Callable[[], Iterable[SuiteCase]]
 #: Stands for every suite there is.
@@ -22,7 +22,7 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Suite:
-    """A named source of cases; `remark` says, when asked, what else the report should tell (what it was judged by)."""
+    """A named source of cases; `remark` says what else the report should tell, for instance what was compared with."""
 
     name: str
     cases: Source
@@ -34,44 +34,42 @@ class Suite:
         return (self.cases.__doc__ or "").strip().partition("\n")[0]
 
 
-_suites: dict[str, Suite] = {}
+def suite(name: str, remark: Callable[[], str] = lambda: "") -> Callable[[Source], Suite]:
+    """Make a suite of a function that yields cases."""
+    return lambda source: Suite(name, source, remark)
 
 
-def suite(name: str, remark: Callable[[], str] = lambda: "") -> Callable[[Source], Source]:
-    """Register a function that yields cases under a name."""
-
-    def register(source: Source) -> Source:
-        if name == ALL or (name in _suites and _suites[name].cases is not source):
-            raise ConfigError(f"suite: the name {name!r} is taken")
-        _suites[name] = Suite(name, source, remark)
-        return source
-
-    return register
+@cache
+def suites() -> dict[str, Suite]:
+    """Return the suites of all files in `grids` by name, 'seed' first."""
+    grids = importlib.import_module(f"{__package__}.grids")
+    modules = [importlib.import_module(f"{grids.__name__}.{m.name}") for m in pkgutil.iter_modules(grids.__path__)]
+    return by_name([value for module in modules for value in vars(module).values() if isinstance(value, Suite)])
 
 
-@lru_cache(maxsize=1)
-def _load() -> None:
-    from . import grids
-
-    for module in pkgutil.iter_modules(grids.__path__):
-        importlib.import_module(f"{grids.__name__}.{module.name}")
+def by_name(found: Iterable[Suite]) -> dict[str, Suite]:
+    """Return suites by name, 'seed' first; `ConfigError` where two have the same name."""
+    out: dict[str, Suite] = {}
+    for each in sorted(found, key=lambda s: (s.name != "seed", s.name)):
+        if each.name == ALL or each.name in out:
+            raise ConfigError(f"suite: the name {each.name!r} is taken")
+        out[each.name] = each
+    return out
 
 
 def suite_names() -> list[str]:
     """Return the names of all suites."""
-    _load()
-    return sorted(_suites, key=lambda name: (name != "seed", name))
+    return list(suites())
 
 
 def chosen_suites(names: Iterable[str]) -> list[Suite]:
     """Return the suites of these names, 'all' for every one; `ConfigError` for an unknown name."""
-    known = suite_names()
+    known = suites()
     out: dict[str, Suite] = {}
     for name in names:
         if name != ALL and name not in known:
             raise ConfigError(f"suite: got {name!r}, allowed are {', '.join([*known, ALL])}")
-        for each in known if name == ALL else [name]:
-            out[each] = _suites[each]
+        out |= known if name == ALL else {name: known[name]}
     return list(out.values())
 
 

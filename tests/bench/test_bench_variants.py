@@ -9,10 +9,8 @@ from tools.variants import compare_variants, words_filter
 import clrope
 from clrope.benchmark.entry import WrongResultError
 from clrope.benchmark.workloads import WORKLOADS
-from clrope.device import queue_for
-from clrope.program.build import kernels_from, program
-from clrope.program.source import kernel_folder
-from clrope.program.variants import Variant
+from clrope.kernels.source import kernel_folder
+from clrope.kernels.variant import Variant
 
 
 def test_words() -> None:
@@ -88,13 +86,3 @@ def test_folders_that_will_not_do(device: clrope.DeviceInfo, tmp_path: Path, oth
     fresh = next(w for w in WORKLOADS if w.fresh)
     with pytest.raises(clrope.ConfigError, match="new tables at every call"):
         compare_variants(fresh.tiny(), device, nothing, 1, folders=[other])
-
-
-def test_the_folder_holds_for_a_block(device: clrope.DeviceInfo, other: Path) -> None:
-    (other / "rotate_strided.cl").write_text("__kernel void other(__global int *x) { *x = 1; }")
-    queue = queue_for(device)
-    arguments = queue.context, queue.device, "rotate_strided.cl", ("-DSTORAGE_F32",)
-    own = program(*arguments)
-    with kernels_from(other):
-        assert program(*arguments).kernel_names == "other"
-    assert program(*arguments) is own

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from clrope.cli.main import app
-from clrope.io.arrays import read_metadata
+from clrope.io.files import read_metadata
 
 DATA = Path(__file__).parent.parent / "data"
 ROOT = Path(__file__).parent.parent.parent

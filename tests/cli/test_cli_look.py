@@ -46,9 +46,9 @@ def test_starting_up_loads_neither_opencl_nor_rich(process: Call) -> None:
 def test_devices_lists_all_with_reasons(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = absent("Some Platform", "Broken GPU", Health("unhealthy", "build", "nothing builds", "another driver"))
     # `clrope.device` is the function; the module goes by the same name.
-    room = sys.modules["clrope.device"]
+    package = sys.modules["clrope.device"]
     found = clrope.devices()
-    monkeypatch.setattr(room, "devices", lambda refresh=False: [*found, broken])
+    monkeypatch.setattr(package, "devices", lambda refresh=False: [*found, broken])
     shown = call("devices")
     assert shown.exit_code == 0
     for device in found:
@@ -58,9 +58,9 @@ def test_devices_lists_all_with_reasons(call: Call, monkeypatch: pytest.MonkeyPa
     assert data["schema"] == "clrope.devices/1"
     assert [d["name"] for d in data["devices"]] == [*(d.name for d in found), "Broken GPU"]
     assert data["devices"][-1]["health"]["reason"] == "nothing builds"
-    monkeypatch.setattr(room, "devices", lambda refresh=False: [broken])
+    monkeypatch.setattr(package, "devices", lambda refresh=False: [broken])
     assert call("devices").exit_code == 1
-    monkeypatch.setattr(room, "devices", lambda refresh=False: [])
+    monkeypatch.setattr(package, "devices", lambda refresh=False: [])
     assert "pip install pocl-binary-distribution" in call("devices").stdout
 
 

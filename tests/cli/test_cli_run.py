@@ -13,7 +13,7 @@ import pytest
 
 import clrope
 from clrope import DeviceInfo
-from clrope.io.arrays import read_arrays, read_metadata, write_arrays
+from clrope.io.files import read_arrays, read_metadata, write_arrays
 
 DATA = Path(__file__).parent.parent / "data"
 

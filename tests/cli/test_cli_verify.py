@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from clrope import DeviceInfo
-from clrope.program.source import kernel_folder
-from clrope.suite import runner
+from clrope.kernels.source import kernel_folder
+from clrope.suite import conformance
 
 ROOT = Path(__file__).parent.parent.parent
 FEW = "type=f16 ne_a=[128,32,2,1] fs=1.0 ef=0.0 v=0"
@@ -33,7 +33,10 @@ def test_verify_prints_a_line_for_each_case_and_device(call: Call, devices: tupl
     grid = (ROOT / "clrope" / "suite" / "seed_grid.txt").read_text(encoding="utf-8")
     assert all(line.split(" # ")[0] in grid for line in lines)
     assert done.stdout.count("4/4") == len(devices) + 1
-    assert f"bit-identical: 4/4 cases between {', '.join(runner.short_name(d) for d in devices)}, NumPy" in done.stdout
+    assert (
+        f"bit-identical: 4/4 cases between {', '.join(conformance.short_name(d) for d in devices)}, NumPy"
+        in done.stdout
+    )
     assert done.stdout.startswith("seed ")
     assert "ROPE" not in done.stderr
 
@@ -102,7 +105,7 @@ def test_verify_ends_with_1_for_a_wrong_kernel(
     assert right in text
     (folder / file).write_text(text.replace(right, wrong, 1), encoding="utf-8")
     code = (
-        "import pathlib; from clrope.program import source; "
+        "import pathlib; from clrope.kernels import source; "
         f"source.kernel_folder = lambda: pathlib.Path({str(folder)!r}); from clrope.cli.main import main; main()"
     )
     kind = "f32" if "coefficient" in message or "bits" in message else "f16"

@@ -20,13 +20,14 @@ ROOT = Path(clrope.__file__).parent.parent
 #: `jobs` counts the children; `show` prints one line of JSON, the script's answer.
 PRELUDE = """
 import importlib, json, os, sys
-from clrope.device import child
+from clrope.device import child, enumeration, health, pocl
 jobs, real_run = [], child.run
 def counted(job, env=None):
     jobs.append(job["job"])
     return real_run(job, env)
-child.run = counted
+enumeration.run_child = health.run_child = pocl.run_child = counted
 D = importlib.import_module("clrope.device")  # `clrope.device` itself is the function
+R = importlib.import_module("clrope.runtime")
 def show(**answer):
     print("ANSWER " + json.dumps(answer))
 def listing():

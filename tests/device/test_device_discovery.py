@@ -64,20 +64,20 @@ import numpy as np
 import pyopencl as cl
 info = D.device()
 queues = []
-threads = [threading.Thread(target=lambda: queues.append(D.queue_for(info))) for _ in range(8)]
+threads = [threading.Thread(target=lambda: queues.append(R.queue_for(info))) for _ in range(8)]
 [t.start() for t in threads]; [t.join() for t in threads]
-queue = D.queue_for(info)
+queue = R.queue_for(info)
 x = np.arange(10, dtype=np.int32); y = np.zeros_like(x)
-buffer = cl.Buffer(D.context_for(info), cl.mem_flags.COPY_HOST_PTR, hostbuf=x)
+buffer = cl.Buffer(R.context_for(info), cl.mem_flags.COPY_HOST_PTR, hostbuf=x)
 cl.enqueue_copy(queue, y, buffer)
 own = cl.Context([info.cl_device]); own_queue = cl.CommandQueue(own)
 show(
     one=all(q is queue for q in queues), n=len(queues), copied=bool((x == y).all()),
     in_order=not queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE,
-    context=D.context_for(info) == queue.context,
-    own_queue=D.queue_for(own_queue) is own_queue, own=D.context_for(own) is own,
-    own_context=D.context_for(own_queue) == own, in_own=D.queue_for(own).context == own,
-    twice=D.queue_for(own) is D.queue_for(own),
+    context=R.context_for(info) == queue.context,
+    own_queue=R.queue_for(own_queue) is own_queue, own=R.context_for(own) is own,
+    own_context=R.context_for(own_queue) == own, in_own=R.queue_for(own).context == own,
+    twice=R.queue_for(own) is R.queue_for(own),
     infos=[D.device(o) == info for o in (info, info.cl_device, own, own_queue)],
 )
 """,
@@ -93,7 +93,7 @@ def test_a_callers_queue_needs_no_discovery(script: Script, warm: Path) -> None:
 import pyopencl as cl
 queue = cl.CommandQueue(cl.Context([next(d for p in cl.get_platforms() for d in p.get_devices())]))
 info = D.device(queue)
-show(jobs=jobs, index=info.index, same=info.cl_device == queue.device, queue=D.queue_for(queue) is queue)
+show(jobs=jobs, index=info.index, same=info.cl_device == queue.device, queue=R.queue_for(queue) is queue)
 """
     got = script(text, warm)
     assert got["same"]
@@ -111,7 +111,7 @@ read, write = os.pipe()
 pid = os.fork()
 if not pid:
     try:
-        D.queue_for(info)
+        R.queue_for(info)
         os.write(write, b"worked")
     except Exception as error:
         os.write(write, f"{type(error).__name__}: {error}".encode())

@@ -1,4 +1,4 @@
-"""How children end, and how the probe judges what a kernel left behind."""
+"""How children end, and how the probe checks what a kernel left behind."""
 
 from __future__ import annotations
 
@@ -8,35 +8,36 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clrope.device import child, health, probe, store
+from clrope import store
+from clrope.device import child, health, probe
 from clrope.device.info import Health
 
 WANT = np.arange(16, dtype=np.float32)
 POISON = np.frombuffer(b"\xa5" * 80, dtype=np.float32)
 
 
-def judge(got: np.ndarray) -> None:
+def check(got: np.ndarray) -> None:
     probe.check("k", got.view(np.uint8), WANT.view(np.uint8), POISON.view(np.uint8), 4)
 
 
 def test_check_of_what_a_kernel_wrote() -> None:
     right = POISON.copy()
     right[:16] = WANT
-    judge(right)
+    check(right)
     with pytest.raises(probe.ProbeError, match="silently did not run"):
-        judge(POISON.copy())
+        check(POISON.copy())
     wrong = right.copy()
     wrong[[3, 5]] = -0.0
     with pytest.raises(probe.ProbeError, match="2 wrong values of 16"):
-        judge(wrong)
+        check(wrong)
     half_done = right.copy()
     half_done[8:16] = POISON[8:16]
     with pytest.raises(probe.ProbeError, match="8 wrong values"):
-        judge(half_done)
+        check(half_done)
     beyond = right.copy()
     beyond[16] = 1
     with pytest.raises(probe.ProbeError, match="behind its output"):
-        judge(beyond)
+        check(beyond)
 
 
 def ending(monkeypatch: pytest.MonkeyPatch, text: str, stage: str = "running the kernel x") -> child.ChildResult:
@@ -71,7 +72,7 @@ def test_a_child_that_never_came_to_opencl_blames_no_driver(cache: Path, monkeyp
     assert ending(monkeypatch, "sys.exit(3)", child.IMPORTING).outcome == "unavailable"
     found = health.examine("k", ["p", "d", "v"], 0, {}, None, "")
     assert found.status == "unknown"
-    assert store.get("health", "k") is None
+    assert health.remembered("k") is None
     monkeypatch.setattr(child.sys, "executable", "")
     assert child.run({"job": "probe"}).outcome == "unavailable"
 
@@ -90,7 +91,7 @@ def test_results_are_remembered_failures_not_for_ever(cache: Path, monkeypatch: 
             calls.append(job)
             return child.ChildResult("ok", {"cause": cause, "reason": "why", "copy_gbs": 3.5})
 
-        monkeypatch.setattr(child, "run", run)
+        monkeypatch.setattr(health, "run_child", run)
 
     def examine(key: str, refresh: bool = False) -> Health:
         return health.examine(key, ["p", "d", "v"], 0, {}, None, "", refresh=refresh)
@@ -114,9 +115,9 @@ def test_results_are_remembered_failures_not_for_ever(cache: Path, monkeypatch: 
 
 def test_the_key_tells_drivers_and_cpu_names_apart() -> None:
     keys = {
-        health.key(["p", "d", "1"], "v", "pv", ["lib", 1], ""),
-        health.key(["p", "d", "2"], "v", "pv", ["lib", 1], ""),
-        health.key(["p", "d", "1"], "v", "pv", ["lib", 2], ""),
-        health.key(["p", "d", "1"], "v", "pv", ["lib", 1], "haswell"),
+        health.health_key(["p", "d", "1"], "v", "pv", ["lib", 1], ""),
+        health.health_key(["p", "d", "2"], "v", "pv", ["lib", 1], ""),
+        health.health_key(["p", "d", "1"], "v", "pv", ["lib", 2], ""),
+        health.health_key(["p", "d", "1"], "v", "pv", ["lib", 1], "haswell"),
     }
     assert len(keys) == 4

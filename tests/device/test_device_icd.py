@@ -146,8 +146,8 @@ def test_the_directory_of_a_plan(cache: Path, clean: None, tmp_path: Path) -> No
     system = icd.Icd("/etc/OpenCL/vendors/a.icd", "liba.so", "system")
     wheel = icd.Icd("/site/.libs/pocl.icd", "/site/.libs/libpocl.so", "wheel")
     pip = icd.Icd("/env/lib/libintelocl.so", "/env/lib/libintelocl.so", "pip")
-    assert icd.Plan("", (system, wheel)).environment() == {}, "nothing to add, nothing to change"
-    plan = icd.Plan("", (system, pip, wheel), own_directory=True)
+    assert icd.LoaderPlan("", (system, wheel)).environment() == {}, "nothing to add, nothing to change"
+    plan = icd.LoaderPlan("", (system, pip, wheel), own_directory=True)
     assert plan.pyopencl_home() is None
     folder = Path(plan.environment()["OCL_ICD_VENDORS"] or "")
     assert cache in folder.parents

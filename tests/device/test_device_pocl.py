@@ -51,12 +51,12 @@ GOOD = ["pthread-Some CPU", "3.0-rc2", pocl.TRIPLE, "generic", "last"]
 def test_only_the_cpu_name_is_changed(clean: None) -> None:
     record = Record(GOOD)
     assert pocl.may_need_repair(record)  # type: ignore[arg-type]
-    assert pocl.repair(record, "haswell")  # type: ignore[arg-type]
+    assert pocl.repair_cpu(record, "haswell")  # type: ignore[arg-type]
     assert record.texts() == [*GOOD[:3], "haswell", "last"]
     assert pocl.current_cpu(record) == "haswell"  # type: ignore[arg-type]
     assert not pocl.may_need_repair(record)  # type: ignore[arg-type]
-    assert pocl.repair(record, "haswell"), "a second time is no error"  # type: ignore[arg-type]
-    assert not pocl.repair(record, "znver3"), "and another name is refused"  # type: ignore[arg-type]
+    assert pocl.repair_cpu(record, "haswell"), "a second time is no error"  # type: ignore[arg-type]
+    assert not pocl.repair_cpu(record, "znver3"), "and another name is refused"  # type: ignore[arg-type]
     assert record.texts()[3] == "haswell"
 
 
@@ -78,7 +78,7 @@ def test_a_record_that_looks_otherwise_is_not_touched(clean: None, texts: list[s
     record = Record(texts)
     before = list(record.block)
     assert not pocl.may_need_repair(record)  # type: ignore[arg-type]
-    assert not pocl.repair(record, "haswell")  # type: ignore[arg-type]
+    assert not pocl.repair_cpu(record, "haswell")  # type: ignore[arg-type]
     assert list(record.block) == before
 
 
@@ -136,13 +136,13 @@ def made_up(monkeypatch: pytest.MonkeyPatch, working: str) -> list[str]:
             return child.ChildResult("ok", {"cause": "build", "reason": f"error: {pocl.FAILURE}"})
         return child.ChildResult("crash", {}, "the driver crashed with SIGILL")
 
-    monkeypatch.setattr(child, "run", run)
-    monkeypatch.setattr(pocl.info, "cpu_fields", lambda: {"vendor_id": "Test", "flags": f"{AVX512} avx512_vnni"})
+    monkeypatch.setattr(pocl, "run_child", run)
+    monkeypatch.setattr(pocl, "cpu_fields", lambda: {"vendor_id": "Test", "flags": f"{AVX512} avx512_vnni"})
     return asked
 
 
 def decide(**more: Any) -> pocl.Decision:
-    return pocl.decide(["p", "d", "v"], VERSION, {}, None, **more)
+    return pocl.decide_cpu(["p", "d", "v"], VERSION, {}, None, **more)
 
 
 def test_the_first_name_that_works_is_taken_and_remembered(
@@ -162,7 +162,7 @@ def test_the_first_name_that_works_is_taken_and_remembered(
     assert decide().cpu == ""
     assert asked[6:] == ["", "icelake-server"], "a name that was given is tried too, and no other"
     (entry,) = [e for k, e in json.loads((cache / "pocl.json").read_text())["entries"].items() if "icelake" in k]
-    assert "SIGILL" in entry["reason"]
+    assert "SIGILL" in entry["record"]["reason"]
 
 
 def test_another_failure_is_none_of_its_business(cache: Path, clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,10 +182,10 @@ import numpy as np, pyopencl as cl
 info = next(d for d in D.devices() if d.driver_version.startswith("3.0"))
 source = "__kernel void f(__global float *x) { size_t i = get_global_id(0); x[i] = i * 3.0f; }"
 x = np.full(64, -1, np.float32)
-buffer = cl.Buffer(D.context_for(info), cl.mem_flags.COPY_HOST_PTR, hostbuf=x)
-kernel = cl.Kernel(cl.Program(D.context_for(info), source).build(cache_dir=False), "f")
-kernel(D.queue_for(info), (64,), None, buffer)
-cl.enqueue_copy(D.queue_for(info), x, buffer)
+buffer = cl.Buffer(R.context_for(info), cl.mem_flags.COPY_HOST_PTR, hostbuf=x)
+kernel = cl.Kernel(cl.Program(R.context_for(info), source).build(cache_dir=False), "f")
+kernel(R.queue_for(info), (64,), None, buffer)
+cl.enqueue_copy(R.queue_for(info), x, buffer)
 show(right=bool((x == np.arange(64) * 3).all()), device=info.to_dict(), jobs=jobs)
 """
 UNKNOWN = {"CLROPE_TEST_POCL_GENERIC": "1"}
@@ -217,7 +217,7 @@ import pyopencl as cl
 from clrope.device import pocl
 known = [d for p in cl.get_platforms() if p.name == pocl.PLATFORM for d in p.get_devices()]
 device = next(d for d in known if d.driver_version.startswith("3.0"))
-pocl.simulate([device])
+pocl.simulate_unknown_cpu([device])
 before = pocl.current_cpu(device)
 info = D.device(cl.CommandQueue(cl.Context([device])))
 show(before=before, now=pocl.current_cpu(device), info=info.pocl_cpu, jobs=jobs)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from clrope.device import discovery, select
+from clrope.device import select
 from clrope.device.info import DeviceInfo, Health, absent
 from clrope.errors import DeviceError
 
@@ -28,7 +28,7 @@ GPU = made("NVIDIA CUDA", "NVIDIA Test", "2:0", "gpu", replace(OK, copy_gbs=5.0)
 NPU = made("Maker", "Some NPU", "3:0", "accelerator")
 GRIND = made("Oclgrind", "Oclgrind Simulator", "4:0", "gpu", replace(OK, copy_gbs=99.0))
 SICK = made("Rusticl", "llvmpipe", "5:0", "cpu", BAD)
-HIDDEN = absent("Gone Platform", "gone", Health("unhealthy", "hidden", "not visible", "start anew"))
+HIDDEN = absent("Gone Platform", "gone", Health("unhealthy", "hidden", "not visible", "start again"))
 ALL = [POCL, POCL2, INTEL, GPU, NPU, GRIND, SICK, HIDDEN]
 
 
@@ -38,7 +38,7 @@ def _no_choice_from_outside(clean: None) -> None:
 
 
 def choose(monkeypatch: pytest.MonkeyPatch, known: list[DeviceInfo], selector: object = None) -> DeviceInfo:
-    monkeypatch.setattr(discovery, "devices", lambda refresh=False: list(known))
+    monkeypatch.setattr(select, "devices", lambda refresh=False: list(known))
     return select.device(selector)  # type: ignore[arg-type]
 
 
@@ -91,9 +91,9 @@ def test_an_unhealthy_match_says_why_and_what_to_do(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_device_that_is_not_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DeviceError, match=r"(?s)not visible.*start anew"):
+    with pytest.raises(DeviceError, match=r"(?s)not visible.*start again"):
         choose(monkeypatch, ALL, "gone")
-    with pytest.raises(DeviceError, match="start anew"):
+    with pytest.raises(DeviceError, match="start again"):
         _ = HIDDEN.cl_device
 
 

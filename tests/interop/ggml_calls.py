@@ -1,4 +1,4 @@
-"""The suite's random calls of ggml's rope, judged by the oracle, and how near a result has to be."""
+"""The suite's random calls of ggml's rope, checked against the oracle, and how near a result has to be."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 import oracle
 
 import clrope
-from clrope.suite.grids.interop import ggml as suite
-from clrope.suite.grids.interop.ggml import PLAIN, set_rows
+from clrope.suite.grids.interop import ggml_cases as suite
+from clrope.suite.grids.interop.ggml_cases import PLAIN, set_rows
 
 __all__ = ["DTYPES", "PLAIN", "Call", "calls", "limit", "nmse", "set_rows"]
 
 DTYPES = {"f16": np.float16, "f32": np.float32}
 
 
-class Call(suite.Call):
+class Call(suite.GgmlCall):
     """A call whose right answer comes from 60 digits."""
 
     def want(self) -> np.ndarray:

@@ -11,8 +11,8 @@ from helpers import POISON, bits
 import clrope
 from clrope import ConfigError, ShapeError
 from clrope.interop import ascend
-from clrope.suite.grids.interop.ascend import MODES, Call, calls
-from clrope.suite.grids.interop.formula import DTYPES
+from clrope.layout import DTYPES
+from clrope.suite.grids.interop.ascend_cases import MODES, AscendCall, calls
 
 LIMITS = {"f16": 6e-8, "bf16": 4e-6, "f32": 1e-13, "f64": 1e-30}
 
@@ -40,12 +40,12 @@ def right(got: np.ndarray, want: np.ndarray) -> bool:
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
 def test_limits(device: clrope.DeviceInfo, rng: np.random.Generator, dtype: str, mode: str) -> None:
     shapes = ((2, 16, 8, 64), (1, 16, 1, 64), (1, 16, 1, 64))
-    call = Call(*(rng.uniform(-1, 1, shape).astype(DTYPES[dtype]) for shape in shapes), mode)
+    call = AscendCall(*(rng.uniform(-1, 1, shape).astype(DTYPES[dtype]) for shape in shapes), mode)
     assert right(call.run(device=device.index), call.want())
 
 
 def test_random_calls(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
-    for call in calls(rng, tuple(DTYPES) if device.fp64 else ("f16", "bf16", "f32")):
+    for call in calls(rng, ("f16", "bf16", "f32", "f64") if device.fp64 else ("f16", "bf16", "f32")):
         before, want = call.x.copy(), call.want()
         got = call.run(device=device.index)
         assert (got.shape, got.dtype) == (call.x.shape, call.x.dtype), call

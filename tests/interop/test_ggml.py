@@ -137,7 +137,7 @@ def test_the_later_token_stays_in_a_row(device: clrope.DeviceInfo) -> None:
 
 
 def test_halves_are_rounded_to_nearest_even(device: clrope.DeviceInfo) -> None:
-    # 2049 and 2051 lie between two halves, 70000 beyond the last.
+    # 2049 and 2051 are between two halves, 70000 beyond the last.
     a = np.array([2049, 2051, 70000, -1e-9], np.float32).reshape(1, 1, 4)
     dst = np.full((1, 4), -7, np.float16)
     ggml.rope_set_rows(dst, a, [0], None, np.array([0]), 4, 0, **PLAIN, device=device.index)

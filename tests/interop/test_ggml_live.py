@@ -1,4 +1,4 @@
-"""The adapter beside ggml itself, the CPU code behind ggml-python; skipped where that is not installed."""
+"""The adapter compared with ggml itself, the CPU code behind ggml-python; skipped where that is not installed."""
 
 from __future__ import annotations
 

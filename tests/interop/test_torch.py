@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import clrope.schedule.plan  # noqa: E402
+import clrope.plan.compiled  # noqa: E402
 from clrope.errors import ConfigError, DeviceError, ShapeError  # noqa: E402
 from clrope.interop.torch import RoPE, _check_memory  # noqa: E402
 
@@ -217,21 +217,21 @@ def test_memory_is_used_in_place(device, gen, monkeypatch, dtype):
     """What OpenCL gets are the addresses of the tensors, the whole parent's for a slice of it."""
     if not device.host_unified:
         pytest.skip("the device has memory of its own")
-    stretches = []
-    real = clrope.schedule.plan.HostBuffers
+    ranges = []
+    real = clrope.plan.compiled.HostBuffers
 
-    def recording(context, given):
-        stretches.extend(given)
-        return real(context, given)
+    def recording(runtime, queue, given):
+        ranges.extend(given)
+        return real(runtime, queue, given)
 
-    monkeypatch.setattr(clrope.schedule.plan, "HostBuffers", recording)
+    monkeypatch.setattr(clrope.plan.compiled, "HostBuffers", recording)
     parent = rand(gen, 2, 5, 9, 8, dtype=dtype)
     for x in (parent[:, :, 3:6], parent[:, :, 3:6].transpose(1, 2)):
         for tables in ((), (torch.ones(x.shape[2], 4, dtype=dtype), torch.zeros(x.shape[2], 4, dtype=dtype))):
-            stretches.clear()
+            ranges.clear()
             y = RoPE()(x.requires_grad_(), *tables)
-            reads = [s for s in stretches if not s.written]
-            writes = [s for s in stretches if s.written]
+            reads = [s for s in ranges if not s.written]
+            writes = [s for s in ranges if s.written]
             assert [s.low for s in reads] == [x.data_ptr()]
             assert [(s.low, s.high) for s in writes] == [(y.data_ptr(), y.data_ptr() + y.nbytes)]
             x = x.detach()
@@ -376,7 +376,7 @@ def test_compile_keeps_one_node(device, gen):
     x = rand(gen, 2, 3, 5, 8)
     for given in [{}, {"offset": 3}, {"offset": 4}, {"offset": 5}, {"position_ids": torch.arange(5)}]:
         assert torch.equal(compiled(x, **given), module(x, **given))
-    # The int offset becomes a symbol, so that decoding does not compile anew for each token.
+    # The int offset becomes a symbol, so that decoding does not compile again for each token.
     assert len(graphs) == 4
     for graph in graphs:
         assert [str(node.target) for node in graph] == ["clrope.rope"]

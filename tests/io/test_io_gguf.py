@@ -13,7 +13,6 @@ from plain_rope import magnitude
 
 from clrope.config import RopeConfig
 from clrope.errors import ConfigError
-from clrope.io import config_from_gguf
 from clrope.io.gguf_models import ARCHITECTURES, NO_ROPE
 
 gguf = pytest.importorskip("gguf")
@@ -52,18 +51,18 @@ def file(tmp_path: Path) -> Path:
 
 def test_plain_llama(file: Path) -> None:
     write(file, "llama", {"rope.freq_base": 500000.0, "rope.dimension_count": 128})
-    assert config_from_gguf(file) == RopeConfig("normal", n_dims=128, freq_base=5e5)
-    assert RopeConfig.from_gguf(file) == config_from_gguf(str(file))
-    assert config_from_gguf(file, mode="neox").mode == "neox"
+    assert RopeConfig.from_gguf(file) == RopeConfig("normal", n_dims=128, freq_base=5e5)
+    assert RopeConfig.from_gguf(file) == RopeConfig.from_gguf(str(file))
+    assert RopeConfig.from_gguf(file, mode="neox").mode == "neox"
 
 
 def test_defaults_of_llama_cpp(file: Path) -> None:
     write(file, "qwen2", {})
-    assert config_from_gguf(file) == RopeConfig("neox", n_dims=128)
+    assert RopeConfig.from_gguf(file) == RopeConfig("neox", n_dims=128)
     write(file, "qwen2", {"attention.key_length": 64})
-    assert config_from_gguf(file).n_dims == 64
+    assert RopeConfig.from_gguf(file).n_dims == 64
     write(file, "qwen2", {"attention.head_count": [8, 8, 8]})
-    assert config_from_gguf(file).n_dims == 64
+    assert RopeConfig.from_gguf(file).n_dims == 64
 
 
 def test_freq_factors(file: Path) -> None:
@@ -71,10 +70,10 @@ def test_freq_factors(file: Path) -> None:
     write(
         file, "llama", {"rope.dimension_count": 128}, {"rope_freqs.weight": factors, "blk.0.x": np.ones(3, np.float32)}
     )
-    assert config_from_gguf(file).freq_factors == tuple(float(f) for f in factors)
+    assert RopeConfig.from_gguf(file).freq_factors == tuple(float(f) for f in factors)
     write(file, "llama", {"rope.dimension_count": 256}, {"rope_freqs.weight": factors})
     with pytest.raises(ConfigError, match=r"rope_freqs.weight: has 64 numbers, one per pair is needed: 128"):
-        config_from_gguf(file)
+        RopeConfig.from_gguf(file)
 
 
 def test_long_and_short_factors_by_length(file: Path) -> None:
@@ -82,13 +81,13 @@ def test_long_and_short_factors_by_length(file: Path) -> None:
     keys = {"rope.dimension_count": 32, "rope.scaling.original_context_length": 2048, "rope.scaling.attn_factor": 1.25}
     write(file, "phi3", keys, {"rope_factors_short.weight": short, "rope_factors_long.weight": long})
     want = RopeConfig("neox", n_dims=32, attn_factor=1.25, freq_factors=(1.5,) * 16)
-    assert config_from_gguf(file, seq_len=2048) == want
-    assert config_from_gguf(file, seq_len=2049).freq_factors == (4.0,) * 16
+    assert RopeConfig.from_gguf(file, seq_len=2048) == want
+    assert RopeConfig.from_gguf(file, seq_len=2049).freq_factors == (4.0,) * 16
     with pytest.raises(ConfigError, match="seq_len: not given, this file has rope_factors_long"):
-        config_from_gguf(file)
+        RopeConfig.from_gguf(file)
     write(file, "phi3", keys, {"rope_factors_short.weight": short})
     with pytest.raises(ConfigError, match=r"rope_factors_long.weight: missing, it is needed for seq_len 4096"):
-        config_from_gguf(file, seq_len=4096)
+        RopeConfig.from_gguf(file, seq_len=4096)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +103,7 @@ def test_long_and_short_factors_by_length(file: Path) -> None:
 )
 def test_linear_scaling(file: Path, keys: dict[str, Any], scale: float) -> None:
     write(file, "llama", keys)
-    assert config_from_gguf(file) == RopeConfig("normal", n_dims=128, freq_scale=scale)
+    assert RopeConfig.from_gguf(file) == RopeConfig("normal", n_dims=128, freq_scale=scale)
 
 
 YARN: dict[str, Any] = {
@@ -117,11 +116,11 @@ YARN: dict[str, Any] = {
 
 def test_yarn(file: Path) -> None:
     write(file, "qwen2", YARN)
-    config = config_from_gguf(file)
+    config = RopeConfig.from_gguf(file)
     assert config == RopeConfig("neox", n_dims=128, freq_base=1e6, freq_scale=0.25, ext_factor=1, n_ctx_orig=32768)
     assert magnitude(config) == pytest.approx(1 + 0.1 * math.log(4))
     write(file, "qwen2", {**YARN, "rope.scaling.original_context_length": None})
-    assert config_from_gguf(file).n_ctx_orig == 4096
+    assert RopeConfig.from_gguf(file).n_ctx_orig == 4096
 
 
 def test_yarn_s_own_keys(file: Path) -> None:
@@ -132,10 +131,10 @@ def test_yarn_s_own_keys(file: Path) -> None:
         **{f"rope.scaling.yarn_{key}": value for key, value in own.items()},
     }
     write(file, "qwen2", keys)
-    config = config_from_gguf(file)
+    config = RopeConfig.from_gguf(file)
     assert (config.ext_factor, config.attn_factor, config.beta_fast, config.beta_slow) == (0.5, 3.0, 16.0, 2.0)
     write(file, "qwen2", {**YARN, "rope.scaling.yarn_ext_factor": 0.0})
-    assert config_from_gguf(file) == RopeConfig("neox", n_dims=128, freq_base=1e6, freq_scale=0.25)
+    assert RopeConfig.from_gguf(file) == RopeConfig("neox", n_dims=128, freq_base=1e6, freq_scale=0.25)
 
 
 @pytest.mark.parametrize(
@@ -151,57 +150,57 @@ def test_yarn_s_own_keys(file: Path) -> None:
 def test_log_multiplier_is_deepseek_s_rule(file: Path, arch: str, multiplier: float, want: float) -> None:
     scaling = {"rope.scaling.factor": 40.0, "rope.scaling.yarn_log_multiplier": multiplier}
     write(file, arch, {**YARN, **scaling, "rope.dimension_count": 64})
-    assert magnitude(config_from_gguf(file)) == pytest.approx(want, rel=1e-6)
+    assert magnitude(RopeConfig.from_gguf(file)) == pytest.approx(want, rel=1e-6)
 
 
 def test_sections(file: Path) -> None:
     keys = {"rope.dimension_sections": [16, 24, 24, 0]}
     write(file, "qwen2vl", keys)
-    assert config_from_gguf(file) == RopeConfig("mrope", n_dims=128, sections=(16, 24, 24))
+    assert RopeConfig.from_gguf(file) == RopeConfig("mrope", n_dims=128, sections=(16, 24, 24))
     write(file, "qwen3vl", keys)
-    assert config_from_gguf(file).mode == "imrope"
+    assert RopeConfig.from_gguf(file).mode == "imrope"
     write(file, "glm4", keys)
-    assert config_from_gguf(file).mode == "mrope"
+    assert RopeConfig.from_gguf(file).mode == "mrope"
     write(file, "glm4", {"rope.dimension_sections": [0, 0, 0, 0]})
-    assert config_from_gguf(file) == RopeConfig("normal", n_dims=128)
+    assert RopeConfig.from_gguf(file) == RopeConfig("normal", n_dims=128)
     write(file, "qwen2", keys)
     with pytest.raises(ConfigError, match=r"qwen2.rope.dimension_sections: got .*, mode 'neox' has no sections"):
-        config_from_gguf(file)
+        RopeConfig.from_gguf(file)
     write(file, "qwen2vl", {})
     with pytest.raises(ConfigError, match="sections: mode 'mrope' needs them"):
-        config_from_gguf(file)
+        RopeConfig.from_gguf(file)
 
 
 def test_sliding_layers_of_gemma3(file: Path) -> None:
     keys = {"rope.freq_base": 1000000.0, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0}
     write(file, "gemma3", {**keys, "attention.key_length": 256})
     full = RopeConfig("neox", n_dims=256, freq_base=1e6, freq_scale=0.125)
-    assert config_from_gguf(file, layer_type="full_attention") == full
-    assert config_from_gguf(file, layer_type="sliding_attention") == RopeConfig("neox", n_dims=256)
+    assert RopeConfig.from_gguf(file, layer_type="full_attention") == full
+    assert RopeConfig.from_gguf(file, layer_type="sliding_attention") == RopeConfig("neox", n_dims=256)
     with pytest.raises(ConfigError, match="layer_type: not given, this file's 'full_attention'"):
-        config_from_gguf(file)
+        RopeConfig.from_gguf(file)
     with pytest.raises(ConfigError, match="layer_type: got 'global', allowed are"):
-        config_from_gguf(file, layer_type="global")
+        RopeConfig.from_gguf(file, layer_type="global")
 
 
 def test_sliding_layers_with_their_own_size(file: Path) -> None:
     keys = {"rope.freq_base": 1000000.0, "rope.freq_base_swa": 20000.0, "rope.dimension_count": 512}
     factors = np.array([1.0] * 64 + [1e30] * 192, np.float32)
     write(file, "gemma4", {**keys, "rope.dimension_count_swa": 256}, {"rope_freqs.weight": factors})
-    full = config_from_gguf(file, layer_type="full_attention")
+    full = RopeConfig.from_gguf(file, layer_type="full_attention")
     assert (full.n_dims, full.freq_base, len(full.freq_factors or ())) == (512, 1e6, 256)
-    assert config_from_gguf(file, layer_type="sliding_attention") == RopeConfig("neox", n_dims=256, freq_base=20000)
+    assert RopeConfig.from_gguf(file, layer_type="sliding_attention") == RopeConfig("neox", n_dims=256, freq_base=20000)
 
 
 def test_sliding_layers_of_another_architecture(file: Path) -> None:
     keys = {"rope.freq_base": 150000.0, "rope.freq_base_swa": 150000.0, "rope.dimension_count": 64}
     write(file, "gpt-oss", keys)
-    assert config_from_gguf(file) == RopeConfig("neox", n_dims=64, freq_base=150000)
+    assert RopeConfig.from_gguf(file) == RopeConfig("neox", n_dims=64, freq_base=150000)
     write(file, "gpt-oss", {**keys, "rope.freq_base_swa": 10000.0})
-    assert config_from_gguf(file, layer_type="sliding_attention").freq_base == 10000
+    assert RopeConfig.from_gguf(file, layer_type="sliding_attention").freq_base == 10000
     write(file, "gpt-oss", {**keys, "rope.freq_base_swa": 10000.0, "rope.scaling.factor": 2.0})
     with pytest.raises(ConfigError, match="not known whether the sliding layers of architecture 'gpt-oss' are scaled"):
-        config_from_gguf(file, layer_type="sliding_attention")
+        RopeConfig.from_gguf(file, layer_type="sliding_attention")
 
 
 @pytest.mark.parametrize(
@@ -226,21 +225,21 @@ def test_sliding_layers_of_another_architecture(file: Path) -> None:
 def test_refusals_name_the_key(file: Path, arch: str, keys: dict[str, Any], message: str) -> None:
     write(file, arch, keys)
     with pytest.raises(ConfigError, match=message):
-        config_from_gguf(file)
+        RopeConfig.from_gguf(file)
 
 
 def test_unreadable_files(file: Path) -> None:
     with pytest.raises(ConfigError, match=r"model.gguf: cannot be read \(No such file"):
-        config_from_gguf(file)
+        RopeConfig.from_gguf(file)
     file.write_bytes(b"not a gguf file" * 10)
     with pytest.raises(ConfigError, match=r"model.gguf: not a GGUF file"):
-        config_from_gguf(file)
+        RopeConfig.from_gguf(file)
 
 
 def test_without_the_package(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(ConfigError, match=r"pip install 'clrope\[models\]'"):
-        config_from_gguf(file)
+        RopeConfig.from_gguf(file)
 
 
 def test_table_covers_the_package_s_architectures() -> None:

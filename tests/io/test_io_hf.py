@@ -12,7 +12,6 @@ from plain_rope import axes, magnitude, omegas
 
 from clrope.config import RopeConfig
 from clrope.errors import ConfigError
-from clrope.io import config_from_hf
 
 LLAMA: dict[str, Any] = {"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4}
 QWEN2: dict[str, Any] = {"model_type": "qwen2", "hidden_size": 512, "num_attention_heads": 4, "rope_theta": 1e6}
@@ -27,61 +26,63 @@ LLAMA3 = {
 
 
 def test_plain() -> None:
-    assert config_from_hf({**LLAMA, "rope_theta": 5e5}) == RopeConfig("neox", n_dims=64, freq_base=5e5)
+    assert RopeConfig.from_hf({**LLAMA, "rope_theta": 5e5}) == RopeConfig("neox", n_dims=64, freq_base=5e5)
 
 
 def test_source_may_be_a_file_or_its_folder(tmp_path: Path) -> None:
     data = {**LLAMA, "rope_theta": 5e5}
     (tmp_path / "config.json").write_text(json.dumps(data))
-    assert config_from_hf(tmp_path) == config_from_hf(str(tmp_path / "config.json")) == config_from_hf(data)
-    assert RopeConfig.from_hf(tmp_path) == config_from_hf(data)
+    assert RopeConfig.from_hf(tmp_path) == RopeConfig.from_hf(str(tmp_path / "config.json")) == RopeConfig.from_hf(data)
+    assert RopeConfig.from_hf(tmp_path) == RopeConfig.from_hf(data)
 
 
 def test_source_is_not_changed() -> None:
     data = {**LLAMA, "rope_scaling": dict(LLAMA3)}
     before = json.dumps(data)
-    config_from_hf(data)
+    RopeConfig.from_hf(data)
     assert json.dumps(data) == before
 
 
 def test_default_theta_is_the_model_type_s() -> None:
-    assert config_from_hf(LLAMA).freq_base == 10000
-    assert config_from_hf({**LLAMA, "model_type": "mixtral"}).freq_base == 1000000
+    assert RopeConfig.from_hf(LLAMA).freq_base == 10000
+    assert RopeConfig.from_hf({**LLAMA, "model_type": "mixtral"}).freq_base == 1000000
 
 
 def test_head_dim_before_the_quotient() -> None:
-    assert config_from_hf({**LLAMA, "head_dim": 128}).n_dims == 128
-    assert config_from_hf({**LLAMA, "head_dim": None}).n_dims == 64
+    assert RopeConfig.from_hf({**LLAMA, "head_dim": 128}).n_dims == 128
+    assert RopeConfig.from_hf({**LLAMA, "head_dim": None}).n_dims == 64
 
 
 def test_partial_rotary_factor_at_the_root_and_inside() -> None:
     phi = {**LLAMA, "model_type": "phi"}
-    assert config_from_hf(phi).n_dims == 32
-    assert config_from_hf({**phi, "partial_rotary_factor": 0.25}).n_dims == 16
-    assert config_from_hf({**phi, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.75}}).n_dims == 48
+    assert RopeConfig.from_hf(phi).n_dims == 32
+    assert RopeConfig.from_hf({**phi, "partial_rotary_factor": 0.25}).n_dims == 16
+    assert (
+        RopeConfig.from_hf({**phi, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.75}}).n_dims == 48
+    )
 
 
 def test_gpt_neox_and_gptj_spell_it_their_own_way() -> None:
     neox = {**LLAMA, "model_type": "gpt_neox", "rotary_pct": 0.5, "rotary_emb_base": 20000}
-    assert config_from_hf(neox) == RopeConfig("neox", n_dims=32, freq_base=20000)
+    assert RopeConfig.from_hf(neox) == RopeConfig("neox", n_dims=32, freq_base=20000)
     gptj = {"model_type": "gptj", "n_embd": 256, "n_head": 4, "rotary_dim": 16}
-    assert config_from_hf(gptj) == RopeConfig("normal", n_dims=16)
+    assert RopeConfig.from_hf(gptj) == RopeConfig("normal", n_dims=16)
 
 
 def test_minimax_rotary_dim() -> None:
     data = {**LLAMA, "model_type": "minimax_m2", "head_dim": 128, "rotary_dim": 64, "rope_theta": 5e6}
-    assert config_from_hf(data) == RopeConfig("neox", n_dims=64, freq_base=5e6)
+    assert RopeConfig.from_hf(data) == RopeConfig("neox", n_dims=64, freq_base=5e6)
 
 
 def test_mla_rotates_its_own_slice() -> None:
     data = {**LLAMA, "model_type": "deepseek_v3", "qk_rope_head_dim": 32, "head_dim": 192}
-    assert config_from_hf(data) == RopeConfig("normal", n_dims=32)
-    assert config_from_hf({**data, "rope_interleave": False}).mode == "neox"
-    assert config_from_hf({**data, "rope_interleave": True}).mode == "normal"
+    assert RopeConfig.from_hf(data) == RopeConfig("normal", n_dims=32)
+    assert RopeConfig.from_hf({**data, "rope_interleave": False}).mode == "neox"
+    assert RopeConfig.from_hf({**data, "rope_interleave": True}).mode == "normal"
 
 
 def test_yarn_in_ggml_s_words() -> None:
-    config = config_from_hf({**QWEN2, "rope_scaling": YARN})
+    config = RopeConfig.from_hf({**QWEN2, "rope_scaling": YARN})
     assert config == RopeConfig(
         "neox", n_dims=128, freq_base=1e6, freq_scale=0.25, ext_factor=1, attn_factor=1.0, n_ctx_orig=32768
     )
@@ -89,8 +90,8 @@ def test_yarn_in_ggml_s_words() -> None:
 
 
 def test_yarn_without_rounding_becomes_divisors() -> None:
-    rounded = config_from_hf({**QWEN2, "rope_scaling": YARN})
-    exact = config_from_hf({**QWEN2, "rope_scaling": {**YARN, "truncate": False}})
+    rounded = RopeConfig.from_hf({**QWEN2, "rope_scaling": YARN})
+    exact = RopeConfig.from_hf({**QWEN2, "rope_scaling": {**YARN, "truncate": False}})
     assert exact.ext_factor == 0
     assert exact.freq_factors is not None
     assert exact.attn_factor == pytest.approx(magnitude(rounded))
@@ -101,7 +102,7 @@ def test_yarn_without_rounding_becomes_divisors() -> None:
 
 
 def test_llama3_divisors() -> None:
-    config = config_from_hf({**LLAMA, "rope_theta": 5e5, "rope_scaling": LLAMA3})
+    config = RopeConfig.from_hf({**LLAMA, "rope_theta": 5e5, "rope_scaling": LLAMA3})
     assert config.freq_factors is not None
     assert config.freq_factors[0] == 1
     assert config.freq_factors[-1] == 8
@@ -113,22 +114,22 @@ def test_longrope_chooses_by_length() -> None:
     scaling = {"type": "su", "short_factor": short, "long_factor": long}
     data = {**LLAMA, "model_type": "phi3", "max_position_embeddings": 131072, "rope_scaling": scaling}
     data["original_max_position_embeddings"] = 4096
-    assert config_from_hf(data, 4096).freq_factors == tuple(short)
-    assert config_from_hf(data, 4097).freq_factors == tuple(long)
-    assert config_from_hf(data, 1).attn_factor == pytest.approx(math.sqrt(1 + math.log(32) / math.log(4096)))
+    assert RopeConfig.from_hf(data, 4096).freq_factors == tuple(short)
+    assert RopeConfig.from_hf(data, 4097).freq_factors == tuple(long)
+    assert RopeConfig.from_hf(data, 1).attn_factor == pytest.approx(math.sqrt(1 + math.log(32) / math.log(4096)))
     # phi3's older word for it.
-    assert config_from_hf({**data, "rope_scaling": {**scaling, "type": "yarn"}}, 1) == config_from_hf(data, 1)
+    assert RopeConfig.from_hf({**data, "rope_scaling": {**scaling, "type": "yarn"}}, 1) == RopeConfig.from_hf(data, 1)
 
 
 def test_dynamic_grows_the_base() -> None:
     data = {**LLAMA, "max_position_embeddings": 2048, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
-    assert config_from_hf(data, 100).freq_base == 10000
-    assert config_from_hf(data, 4096).freq_base == pytest.approx(10000 * 3 ** (64 / 62))
+    assert RopeConfig.from_hf(data, 100).freq_base == 10000
+    assert RopeConfig.from_hf(data, 4096).freq_base == pytest.approx(10000 * 3 ** (64 / 62))
 
 
 def test_proportional_leaves_the_last_pairs() -> None:
     params = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
-    config = config_from_hf({**LLAMA, "rope_parameters": params})
+    config = RopeConfig.from_hf({**LLAMA, "rope_parameters": params})
     assert config.n_dims == 64
     assert config.freq_factors == (1.0,) * 8 + (1e30,) * 24
 
@@ -140,30 +141,30 @@ def test_nested_parameters_and_layer_type() -> None:
         "chunked_attention": None,
     }
     data = {**LLAMA, "rope_parameters": params}
-    assert config_from_hf(data, layer_type="full_attention") == RopeConfig(
+    assert RopeConfig.from_hf(data, layer_type="full_attention") == RopeConfig(
         "neox", n_dims=64, freq_base=1e6, freq_scale=0.125
     )
-    assert config_from_hf(data, layer_type="sliding_attention") == RopeConfig("neox", n_dims=64)
+    assert RopeConfig.from_hf(data, layer_type="sliding_attention") == RopeConfig("neox", n_dims=64)
     assert RopeConfig.from_hf(data, layer_type="sliding_attention") == RopeConfig("neox", n_dims=64)
     with pytest.raises(ConfigError, match=r"layer_type: not given, .* 'full_attention', 'sliding_attention'"):
-        config_from_hf(data)
+        RopeConfig.from_hf(data)
     with pytest.raises(ConfigError, match="layer_type: got 'x'"):
-        config_from_hf(data, layer_type="x")
+        RopeConfig.from_hf(data, layer_type="x")
     with pytest.raises(ConfigError, match=r"rope_parameters.chunked_attention: null, these layers have no RoPE"):
-        config_from_hf(data, layer_type="chunked_attention")
+        RopeConfig.from_hf(data, layer_type="chunked_attention")
 
 
 def test_gemma3_older_layout() -> None:
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
     data = {"model_type": "gemma3", "text_config": text}
     full = RopeConfig("neox", n_dims=256, freq_base=1e6, freq_scale=0.125)
-    assert config_from_hf(data, layer_type="full_attention") == full
-    assert config_from_hf(data, layer_type="sliding_attention") == RopeConfig("neox", n_dims=256, freq_base=1e4)
+    assert RopeConfig.from_hf(data, layer_type="full_attention") == full
+    assert RopeConfig.from_hf(data, layer_type="sliding_attention") == RopeConfig("neox", n_dims=256, freq_base=1e4)
     bases = {**text, "rope_theta": 2e6, "rope_local_base_freq": 3e4}
-    assert config_from_hf(bases, layer_type="full_attention").freq_base == 2e6
-    assert config_from_hf(bases, layer_type="sliding_attention").freq_base == 3e4
+    assert RopeConfig.from_hf(bases, layer_type="full_attention").freq_base == 2e6
+    assert RopeConfig.from_hf(bases, layer_type="sliding_attention").freq_base == 3e4
     with pytest.raises(ConfigError, match="layer_type: not given, this model type has"):
-        config_from_hf(data)
+        RopeConfig.from_hf(data)
 
 
 def test_gemma4_full_layers_have_larger_heads() -> None:
@@ -172,49 +173,49 @@ def test_gemma4_full_layers_have_larger_heads() -> None:
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     }
     data = {"model_type": "gemma4_text", "head_dim": 256, "global_head_dim": 512, "rope_parameters": params}
-    full = config_from_hf(data, layer_type="full_attention")
+    full = RopeConfig.from_hf(data, layer_type="full_attention")
     assert (full.n_dims, full.freq_factors) == (512, (1.0,) * 64 + (1e30,) * 192)
-    assert config_from_hf(data, layer_type="sliding_attention").n_dims == 256
+    assert RopeConfig.from_hf(data, layer_type="sliding_attention").n_dims == 256
     types = ["sliding_attention", "full_attention"]
     per_layer = {**data, "global_head_dim": None, "layer_types": types, "per_layer_config": {"1": {"head_dim": 128}}}
-    assert config_from_hf(per_layer, layer_type="full_attention").n_dims == 128
+    assert RopeConfig.from_hf(per_layer, layer_type="full_attention").n_dims == 128
 
 
 def test_text_config_without_a_model_type() -> None:
     text = {"hidden_size": 256, "num_attention_heads": 4, "head_dim": 128, "rope_theta": 5e6}
     text["rope_scaling"] = {"mrope_section": [24, 20, 20], "mrope_interleaved": True, "rope_type": "default"}
-    config = config_from_hf({"model_type": "qwen3_vl", "text_config": text})
+    config = RopeConfig.from_hf({"model_type": "qwen3_vl", "text_config": text})
     assert (config.mode, config.sections) == ("imrope", (24, 20, 20, 0))
 
 
 def test_sections_of_qwen2_vl_at_the_root() -> None:
     scaling = {"type": "mrope", "mrope_section": [16, 24, 24]}
     data = {**QWEN2, "model_type": "qwen2_vl", "vision_config": {"rope_theta": 1.0}, "rope_scaling": scaling}
-    config = config_from_hf(data)
+    config = RopeConfig.from_hf(data)
     assert config == RopeConfig("mrope", n_dims=128, freq_base=1e6, sections=(16, 24, 24))
     assert list(axes(config)) == [0] * 16 + [1] * 24 + [2] * 24
-    assert config_from_hf({**data, "rope_scaling": {**scaling, "rope_type": "default"}}) == config
-    long = config_from_hf({**data, "rope_scaling": {**YARN, "mrope_section": [16, 24, 24]}})
+    assert RopeConfig.from_hf({**data, "rope_scaling": {**scaling, "rope_type": "default"}}) == config
+    long = RopeConfig.from_hf({**data, "rope_scaling": {**YARN, "mrope_section": [16, 24, 24]}})
     assert (long.mode, long.ext_factor) == ("mrope", 1.0)
 
 
 def test_layer_type_of_a_file_with_one_rope() -> None:
     data = {**QWEN2, "layer_types": ["full_attention", "sliding_attention"]}
-    assert config_from_hf(data, layer_type="sliding_attention") == config_from_hf(data)
+    assert RopeConfig.from_hf(data, layer_type="sliding_attention") == RopeConfig.from_hf(data)
     with pytest.raises(ConfigError, match="layer_type: got 'full_attention', this file has one RoPE"):
-        config_from_hf(QWEN2, layer_type="full_attention")
+        RopeConfig.from_hf(QWEN2, layer_type="full_attention")
 
 
 def test_mode_overrides_and_is_needed_for_the_unknown() -> None:
     unknown = {"model_type": "new_thing", "head_dim": 64, "rope_theta": 7e4}
     with pytest.raises(ConfigError, match="model_type: got 'new_thing', whose pairing is not known here; give mode="):
-        config_from_hf(unknown)
-    assert config_from_hf(unknown, mode="normal") == RopeConfig("normal", n_dims=64, freq_base=7e4)
-    assert config_from_hf(LLAMA, mode=0).mode == "normal"
+        RopeConfig.from_hf(unknown)
+    assert RopeConfig.from_hf(unknown, mode="normal") == RopeConfig("normal", n_dims=64, freq_base=7e4)
+    assert RopeConfig.from_hf(LLAMA, mode=0).mode == "normal"
     with pytest.raises(ConfigError, match="model_type: missing"):
-        config_from_hf({"head_dim": 64, "rope_theta": 1e4})
+        RopeConfig.from_hf({"head_dim": 64, "rope_theta": 1e4})
     with pytest.raises(ConfigError, match="rope_theta: missing"):
-        config_from_hf({"head_dim": 64}, mode="neox")
+        RopeConfig.from_hf({"head_dim": 64}, mode="neox")
 
 
 REFUSALS: list[tuple[dict[str, Any], str]] = [
@@ -317,17 +318,17 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
 def test_refusals_name_the_key(changes: dict[str, Any], message: str) -> None:
     nested = "full_attention" in changes.get("rope_parameters", {})
     with pytest.raises(ConfigError, match=message):
-        config_from_hf({**LLAMA, **changes}, layer_type="full_attention" if nested else None)
+        RopeConfig.from_hf({**LLAMA, **changes}, layer_type="full_attention" if nested else None)
 
 
 def test_unreadable_sources(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config.json: cannot be read \(No such file"):
-        config_from_hf(tmp_path)
+        RopeConfig.from_hf(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"config.json: not a JSON file"):
-        config_from_hf(tmp_path)
+        RopeConfig.from_hf(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ConfigError, match="got a JSON list, an object is needed"):
-        config_from_hf(tmp_path)
+        RopeConfig.from_hf(tmp_path)
     with pytest.raises(ConfigError, match="seq_len: got -1"):
-        config_from_hf(LLAMA, -1)
+        RopeConfig.from_hf(LLAMA, -1)

@@ -13,7 +13,7 @@ from plain_rope import magnitude, omegas
 
 from clrope.config import RopeConfig
 from clrope.errors import ConfigError
-from clrope.io import config_from_hf, presets
+from clrope.io import presets
 from clrope.io.hf_models import MODELS
 from clrope.io.hf_rope import UNROTATED
 
@@ -115,18 +115,18 @@ def test_rope_type(name: str, theta: float) -> None:
     hf = build(model_type, **SMALL, rope_parameters=dict(params))
     inv_freq, attention = ROPE_INIT_FUNCTIONS[params["rope_type"]](hf, seq_len=seq_len)
     note = f"{model_type} {params}, seq_len {seq_len}"
-    assert_same(config_from_hf(hf.to_dict(), seq_len), inv_freq, attention, note)
+    assert_same(RopeConfig.from_hf(hf.to_dict(), seq_len), inv_freq, attention, note)
     # The same by hand, and in the older layout.
     flat = {"model_type": model_type, **SMALL}
-    assert config_from_hf({**flat, "rope_parameters": params}, seq_len) == config_from_hf(hf.to_dict(), seq_len)
+    assert RopeConfig.from_hf({**flat, "rope_parameters": params}, seq_len) == RopeConfig.from_hf(hf.to_dict(), seq_len)
     old = {key: value for key, value in params.items() if key not in ("rope_theta", "rope_type")}
     old = {**flat, "rope_theta": theta, "rope_scaling": {**old, "type": params["rope_type"]}}
-    assert config_from_hf(old, seq_len) == config_from_hf(hf.to_dict(), seq_len)
+    assert RopeConfig.from_hf(old, seq_len) == RopeConfig.from_hf(hf.to_dict(), seq_len)
 
 
 def test_plain_yarn_is_said_in_ggml_s_words() -> None:
     params = {**CASES["yarn"][1], "rope_theta": 1e6}
-    config = config_from_hf({"model_type": "llama", **SMALL, "rope_parameters": params})
+    config = RopeConfig.from_hf({"model_type": "llama", **SMALL, "rope_parameters": params})
     assert (config.ext_factor, config.freq_scale, config.n_ctx_orig, config.freq_factors) == (1.0, 1 / 16, 8192, None)
 
 
@@ -180,7 +180,9 @@ def test_model_type_defaults(model_type: str) -> None:
     for layer in layers or [None]:
         inv_freq = buffers["inv_freq" if layer is None else f"{layer}_inv_freq"]
         attention = getattr(module, "attention_scaling" if layer is None else f"{layer}_attention_scaling")
-        assert_same(config_from_hf(data, layer_type=layer), inv_freq, attention, f"{model_type}, layer type {layer}")
+        assert_same(
+            RopeConfig.from_hf(data, layer_type=layer), inv_freq, attention, f"{model_type}, layer type {layer}"
+        )
 
 
 @pytest.mark.parametrize("model_type", sorted(set(MODELS) - OUTER))
@@ -217,7 +219,7 @@ def test_model_type_pairing(model_type: str) -> None:
 def test_model_type_with_a_fixed_table(model_type: str) -> None:
     hf = build(model_type)
     table = modeling(model_type).create_sinusoidal_positions(50, hf.rotary_dim).double().numpy()
-    config = config_from_hf(hf.to_dict())
+    config = RopeConfig.from_hf(hf.to_dict())
     angle = np.arange(50)[:, None] * omegas(config)
     np.testing.assert_allclose(table, np.concatenate([np.sin(angle), np.cos(angle)], axis=1), atol=2e-5)
 
@@ -232,7 +234,7 @@ def test_interleaved_sections(model_type: str, sections: list[int]) -> None:
     pairs = module.inv_freq.shape[0]
     rows = torch.arange(3.0)[:, None, None, None].expand(3, 1, 1, pairs).clone()
     want = module.recomposition_frequencies(rows)[0, 0, :pairs].int().numpy()
-    got = axes(config_from_hf(hf.to_dict()))
+    got = axes(RopeConfig.from_hf(hf.to_dict()))
     np.testing.assert_array_equal(np.where(got == 3, 0, got), want)
 
 
@@ -243,7 +245,7 @@ def test_preset(name: str) -> None:
     text = data.get("text_config", data)
     model_type = {"qwen2_vl": "qwen2_vl_text"}.get(text["model_type"], text["model_type"])
     if model_type in PLAIN:
-        assert presets.preset(name).n_dims == text["rotary_dim"]
+        assert RopeConfig.preset(name).n_dims == text["rotary_dim"]
         return
     options = {key: value for key, value in text.items() if key != "model_type"}
     if seq_len := entry.get("seq_len"):
@@ -257,12 +259,12 @@ def test_preset(name: str) -> None:
     else:
         inv_freq = getattr(module, "inv_freq" if layer is None else f"{layer}_inv_freq")
         attention = getattr(module, "attention_scaling" if layer is None else f"{layer}_attention_scaling")
-    assert_same(presets.preset(name), inv_freq, attention, name)
+    assert_same(RopeConfig.preset(name), inv_freq, attention, name)
     # What transformers would save as config.json today says the same.
-    assert config_from_hf(hf.to_dict(), seq_len, layer_type=layer) == presets.preset(name)
+    assert RopeConfig.from_hf(hf.to_dict(), seq_len, layer_type=layer) == RopeConfig.preset(name)
 
 
 def test_layer_type_is_needed() -> None:
     data = build("gemma3_text").to_dict()
     with pytest.raises(ConfigError, match="layer_type: not given, rope_parameters has one set per layer type"):
-        config_from_hf(data)
+        RopeConfig.from_hf(data)

@@ -10,13 +10,13 @@ from plain_rope import axes, omegas
 
 from clrope.config import RopeConfig
 from clrope.errors import ConfigError
-from clrope.io import config_from_hf, presets
+from clrope.io import presets
 from clrope.io.summary import summarise
 
 
 @pytest.mark.parametrize("name", presets.names())
 def test_omega_and_axis(name: str) -> None:
-    config = presets.preset(name)
+    config = RopeConfig.preset(name)
     rows = summarise(config)
     np.testing.assert_allclose([row.omega for row in rows], omegas(config), rtol=1e-13)
     assert [row.axis for row in rows] == ["thwe"[axis] for axis in axes(config)]
@@ -39,7 +39,7 @@ def test_first_pair_turns_once_in_two_pi_positions() -> None:
 
 def test_pairs_that_stand_still() -> None:
     params = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
-    rows = summarise(config_from_hf({"model_type": "llama", "head_dim": 64, "rope_parameters": params}))
+    rows = summarise(RopeConfig.from_hf({"model_type": "llama", "head_dim": 64, "rope_parameters": params}))
     assert [math.isinf(row.wavelength) for row in rows] == [False] * 8 + [True] * 24
 
 

@@ -10,7 +10,7 @@ import pytest
 from plain_rope import nmse, rope
 
 from clrope.config import RopeConfig
-from clrope.io import config_from_hf, read_arrays, read_metadata
+from clrope.io import read_arrays, read_metadata
 
 DATA = Path(__file__).parent.parent / "data"
 FILES = sorted(DATA.glob("transformers_*.safetensors"))
@@ -28,7 +28,7 @@ def test_all_files_are_here() -> None:
 def test_config_reproduces_what_the_model_did(path: Path) -> None:
     arrays, metadata = read_arrays(path), read_metadata(path)
     assert metadata["layout"] == "bsnd"
-    config = config_from_hf(json.loads(metadata["config"]))
+    config = RopeConfig.from_hf(json.loads(metadata["config"]))
     positions = arrays["positions"]
     for batch in range(2):
         where = positions[..., batch : batch + 1, :]
@@ -42,7 +42,7 @@ def test_config_reproduces_what_the_model_did(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_the_wrong_pairing_would_be_noticed(path: Path) -> None:
     arrays, metadata = read_arrays(path), read_metadata(path)
-    config = config_from_hf(json.loads(metadata["config"]))
+    config = RopeConfig.from_hf(json.loads(metadata["config"]))
     other = {**config.to_dict(), "mode": "neox" if config.mode == "normal" else "normal", "sections": None}
     got = rope(arrays["q"], np.atleast_3d(arrays["positions"]).reshape(-1, 2, 10)[0], RopeConfig.from_dict(other))
     assert nmse(got, arrays["q_rot"]) > 0.01

@@ -13,14 +13,15 @@ import oracle
 import pytest
 
 import clrope.interop
-from clrope import DeviceInfo
-from clrope.schedule.plan import Plan
+from clrope import DeviceInfo, Rope
+from clrope.layout import DTYPES
+from clrope.plan.plan import Plan
 from clrope.suite import suite_names, verify
 from clrope.suite.grids import interop
-from clrope.suite.grids.interop import ggml, infiniop
+from clrope.suite.grids.interop import ggml_cases, infiniop_cases
 from clrope.suite.grids.interop.block import Block
-from clrope.suite.grids.interop.formula import DTYPES, turned
-from clrope.suite.grids.interop.torch import promoted
+from clrope.suite.grids.interop.formula import turned
+from clrope.suite.grids.interop.torch_cases import promoted
 from clrope.testing import GUARD, limit_for
 
 #: A handful of each peer: all of what the call can look like.
@@ -54,16 +55,20 @@ def test_adapters_pass_on_every_device(text: str, devices: tuple[DeviceInfo, ...
 def test_every_adapter_has_its_lines() -> None:
     assert "interop" in suite_names()
     assert list(interop.peers()) == sorted(m.name for m in pkgutil.iter_modules(clrope.interop.__path__))
-    labels = [line.label for line in interop.interop()]
+    labels = [line.label for line in interop.interop.cases()]
     assert len(set(labels)) == len(labels)
-    assert labels == [line.label for line in interop.interop()]
+    assert labels == [line.label for line in interop.interop.cases()]
     # The summary sorts results by this.
-    assert all(f"type={line.kind}," in line.label for line in interop.interop())
+    assert all(f"type={line.kind}," in line.label for line in interop.interop.cases())
     for name in interop.peers():
         assert sum(label.startswith(name.upper()) for label in labels) >= 60, name
 
 
 Run = Callable[..., Any]
+
+
+def by_plans(*_: Any) -> None:
+    """Stands for `Rope._known`: every call is then made by a plan, like the first of its signature."""
 
 
 def _nothing(real: Run, plan: Plan) -> Any:
@@ -72,8 +77,8 @@ def _nothing(real: Run, plan: Plan) -> Any:
 
 def _negated(real: Run, plan: Plan) -> Any:
     real(plan)
-    for part in plan._parts:
-        host = part.out.host
+    for _, out in plan._operands:
+        host = out.host
         assert host is not None
         np.negative(host, out=host)
     return plan.out
@@ -81,7 +86,7 @@ def _negated(real: Run, plan: Plan) -> Any:
 
 def _one_value(real: Run, plan: Plan) -> Any:
     real(plan)
-    host = plan._parts[-1].out.host
+    host = plan._operands[-1][1].host
     assert host is not None
     host[(-1,) * host.ndim] += host.dtype.type(0.5)
     return plan.out
@@ -96,6 +101,7 @@ def test_whatever_is_wrong_fails(
         pytest.skip("its package is not installed")
     real = Plan.run
     monkeypatch.setattr(Plan, "run", lambda plan, *_, **__: wrong(real, plan))
+    monkeypatch.setattr(Rope, "_known", by_plans)
     report = verify(["interop"], [device.index], seed=seed, text=text)
     assert report.results
     passed = [r.line for r in report.results if r.outcome.status != "fail"]
@@ -113,12 +119,13 @@ def test_one_bit_apart_is_found(text: str, device: DeviceInfo, monkeypatch: pyte
 
     def nearly(plan: Plan, *_: Any, **__: Any) -> Any:
         real(plan)
-        host = plan._parts[0].out.host
+        host = plan._operands[0][1].host
         assert host is not None
         host.view(f"u{host.itemsize}")[(0,) * host.ndim] ^= 1
         return plan.out
 
     monkeypatch.setattr(Plan, "run", nearly)
+    monkeypatch.setattr(Rope, "_known", by_plans)
     report = verify(["interop"], [device.index], seed=seed, text=text)
     assert report.results
     assert {line.split(": ")[1] for line in report.differing} == {r.case for r in report.results}
@@ -126,7 +133,7 @@ def test_one_bit_apart_is_found(text: str, device: DeviceInfo, monkeypatch: pyte
 
 
 def test_bytes_around_are_watched(device: DeviceInfo, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    real = infiniop.RoPEDescriptor.run
+    real = infiniop_cases.RoPEDescriptor.run
 
     def careless(self: Any, y: Any, x: Any, *rest: Any) -> Any:
         real(self, y, x, *rest)
@@ -135,7 +142,7 @@ def test_bytes_around_are_watched(device: DeviceInfo, monkeypatch: pytest.Monkey
         y[...] = right
         return y
 
-    monkeypatch.setattr(infiniop.RoPEDescriptor, "run", careless)
+    monkeypatch.setattr(infiniop_cases.RoPEDescriptor, "run", careless)
     report = verify(["interop"], [device.index], seed=seed, text="INFINIOP( type=f32")
     texts = [r.outcome.text for r in report.results]
     assert any("bytes outside y changed" in text for text in texts)
@@ -146,17 +153,17 @@ def test_bytes_around_are_watched(device: DeviceInfo, monkeypatch: pytest.Monkey
         x[...] += 1
         return y
 
-    monkeypatch.setattr(infiniop.RoPEDescriptor, "run", spoiling)
+    monkeypatch.setattr(infiniop_cases.RoPEDescriptor, "run", spoiling)
     report = verify(["interop"], [device.index], seed=seed, text="INFINIOP( type=f32 inplace=0")
     assert all("bytes of x changed" in r.outcome.text for r in report.results)
     # The next device gets the inputs as they were.
-    monkeypatch.setattr(infiniop.RoPEDescriptor, "run", real)
-    call = infiniop.draw(np.random.default_rng(seed), "f32", infiniop.Algo.GPT_J, 4, True, "int8", True)
+    monkeypatch.setattr(infiniop_cases.RoPEDescriptor, "run", real)
+    call = infiniop_cases.draw(np.random.default_rng(seed), "f32", infiniop_cases.Algo.GPT_J, 4, True, "int8", True)
     first, second = (call.apply(device)[0] for _ in range(2))
     assert np.array_equal(first, second)
 
 
-def test_every_peer_runs_on_the_device_that_is_judged(
+def test_every_peer_runs_on_the_device_that_is_checked(
     devices: tuple[DeviceInfo, ...], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     real, used = Plan.run, []
@@ -166,6 +173,7 @@ def test_every_peer_runs_on_the_device_that_is_judged(
         return real(plan, *given, **rest)
 
     monkeypatch.setattr(Plan, "run", recording)
+    monkeypatch.setattr(Rope, "_known", by_plans)
     for text in (*FEW, "ONNX_BACKEND( type=f32", "TORCH( type=f16 from=ids", "TORCH( type=f16 from=tables"):
         for device in devices if has(text) else ():
             used.clear()
@@ -192,7 +200,7 @@ def test_a_peer_that_is_not_installed_is_named(
 def test_without_fp64_float64_is_skipped(device: DeviceInfo, seed: int) -> None:
     from dataclasses import replace
 
-    (line,) = [n for n in interop.interop() if n.label.startswith("ASCEND(type=f64,rotary_mode=half,r=111D")]
+    (line,) = [n for n in interop.interop.cases() if n.label.startswith("ASCEND(type=f64,rotary_mode=half,r=111D")]
     assert line.prepare(seed).run(replace(device, fp64=False)).text == "SKIP, the device has no fp64"
 
 
@@ -205,7 +213,7 @@ def test_the_same_seed_gives_the_same_inputs_alone_or_among_others(device: Devic
 
 
 def test_formulas_of_ggml_against_sixty_digits(rng: np.random.Generator) -> None:
-    for call in ggml.calls(rng, 40):
+    for call in ggml_cases.calls(rng, 40):
         right = oracle.rope(call.with_four_axes(), call.positions(), call.fields(), call.forward)
         got = call.want().reshape(right.shape)
         assert float(((got - right) ** 2).sum()) <= 1e-22 * float((right**2).sum()), call

@@ -7,7 +7,7 @@ import pytest
 
 from clrope.suite import Case
 from clrope.suite.case import VIEWS
-from clrope.suite.memory import Memory
+from clrope.suite.case_memory import Memory
 
 CASE = Case("f32", (8, 4, 3, 2), 8, 2, 512, 1.0, 0.0, 1.0, False, 0)
 

@@ -7,7 +7,7 @@ from itertools import cycle, permutations, product
 
 from ..case import VIEWS, Case
 from ..registry import suite
-from ..trial import CaseLine
+from ..rope_trial import CaseLine
 
 _MODES = (0, 2, 8, 40, 24)
 

@@ -12,7 +12,7 @@ from itertools import cycle
 
 from ..case import INTEGERS, Case
 from ..registry import suite
-from ..trial import CaseLine
+from ..rope_trial import CaseLine
 
 _MODES = (0, 2, 8, 24, 40)
 _SECTIONS = {

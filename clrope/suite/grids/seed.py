@@ -7,7 +7,7 @@ from importlib import resources
 
 from ..case import parse_case
 from ..registry import suite
-from ..trial import CaseLine
+from ..rope_trial import CaseLine
 
 
 @suite("seed")

@@ -1,7 +1,7 @@
-"""The suite 'types': every half and bfloat16 there is, and the hard values of float32 and float64, bit for bit.
+"""The suite 'types': every value of the small types, and the hard values of float32 and float64, bit for bit.
 
 - copy: the values are outside of the rotated window and must come through with every bit.
-- still: they are rotated by nothing (position 0) beside a partner of 0, and must come through (any NaN as a NaN).
+- still: they are rotated by nothing (position 0) with a partner of 0, and must come through (any NaN as a NaN).
 - turn: they are rotated, and must have the bits that the same arithmetic in NumPy gives: rounding to nearest even,
   subnormals, infinities and NaN as IEEE 754 says.
 """
@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from ... import api
 from ...config import RopeConfig
 from ...emulation import emulate_rope
 from ...layout import DTYPES
 from ...testing import bits, changed_outside, differing, digest_of, guarded
-from ..outcome import Outcome
+from ..case_outcome import CaseOutcome
 from ..registry import suite
-from ..trial import generator
+from ..rope_trial import generator
 
 if TYPE_CHECKING:
     from ...device import DeviceInfo
@@ -33,11 +34,11 @@ COUNT = 1 << 16
 
 
 def values_of(kind: str, rng: np.random.Generator) -> npt.NDArray[Any]:
-    """Return 65,536 values: all of them for 16-bit types, random bit patterns and the limits for the others."""
+    """Return 65,536 values: all there are for types of 8 and 16 bits, else random bit patterns and the limits."""
     dtype = DTYPES[kind]
-    if dtype.itemsize == 2:
-        return np.arange(COUNT, dtype=np.uint16).view(dtype)
     words = np.dtype(f"u{dtype.itemsize}")
+    if dtype.itemsize <= 2:
+        return np.arange(COUNT).astype(words).view(dtype)
     info = np.finfo(dtype)
     special = [0.0, 1.0, info.max, info.tiny, info.smallest_subnormal, np.inf, np.nan, info.eps, info.tiny / 2]
     fixed = np.array([*special, *(-s for s in special)], dtype)
@@ -65,7 +66,7 @@ class TypeLine:
 
 
 class TypeTrial:
-    """x is [1, tokens, 1, HEAD]; the output is poisoned and lies between guards."""
+    """x is [1, tokens, 1, HEAD]; the output is poisoned, with guards on both sides."""
 
     # Asking whether a signalling NaN is a NaN is an invalid operation to ml_dtypes.
     @np.errstate(invalid="ignore")
@@ -96,7 +97,7 @@ class TypeTrial:
         tokens = self.x.shape[1]
         self.positions = np.zeros(tokens, np.int64) if line.check == "still" else rng.integers(0, 1 << 20, tokens)
         if line.check == "still":
-            # By the definition, not by any arithmetic: cos is 1, sin is 0, and 0 is added. Only an infinity beside the
+            # By the definition, not by any arithmetic: cos is 1, sin is 0, and 0 is added. Only an infinity next to the
             # 0 makes a NaN of that 0 (infinity * 0).
             self.want = self.x.copy()
             first, second = _pairs_of(self.want, line.mode)
@@ -111,34 +112,32 @@ class TypeTrial:
         self.digest = digest_of([self.want])
 
     @np.errstate(invalid="ignore")
-    def run(self, device: DeviceInfo) -> Outcome:
+    def run(self, device: DeviceInfo) -> CaseOutcome:
         """Run on the device and compare every bit."""
-        from ...api import rope
-
         if self.line.kind == "f64" and not device.fp64:
-            return Outcome("skip", detail="the device has no fp64")
+            return CaseOutcome("skip", detail="the device has no fp64")
         memory, got = guarded(self.x.shape, self.x.dtype)
         before = memory.copy()
         x = self.x.copy()
         if self.line.inplace:
             got[...] = x
             x = got
-        rope(x, self.positions, self.config, out=got, device=device)
-        trouble = []
+        api.rope(x, self.positions, self.config, out=got, device=device)
+        errors = []
         differs = differing(got, self.want)
         # Of a NaN that was copied every bit counts; which NaN arithmetic makes is left open by IEEE 754.
         differs[..., self.rotated :] = (bits(got) != bits(self.want))[..., self.rotated :]
         if differs.any():
             at = tuple(int(i) for i in np.argwhere(differs)[0])
-            trouble.append(
+            errors.append(
                 f"{int(differs.sum())} of {got.size} values differ, first at {list(at)}: "
                 f"got {int(bits(got)[at]):#x}, want {int(bits(self.want)[at]):#x}"
             )
         if changed_outside(memory, before, [got]).any():
-            trouble.append("elements outside the output changed")
+            errors.append("elements outside the output changed")
         if not self.line.inplace and (bits(x) != bits(self.x)).any():
-            trouble.append("elements of the input changed")
-        return Outcome("fail" if trouble else "ok", digest=digest_of([got]), detail="; ".join(trouble))
+            errors.append("elements of the input changed")
+        return CaseOutcome("fail" if errors else "ok", digest=digest_of([got]), detail="; ".join(errors))
 
 
 def _pairs_of(heads: npt.NDArray[Any], mode: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -150,8 +149,8 @@ def _pairs_of(heads: npt.NDArray[Any], mode: str) -> tuple[npt.NDArray[Any], npt
 
 @suite("types")
 def types() -> Iterator[TypeLine]:
-    """All 65,536 values of f16 and bf16, hard values of f32 and f64: copied, rotated by nothing, rotated."""
+    """All values of the types of 8 and 16 bits, hard values of f32 and f64: copied, rotated by nothing, rotated."""
     checks: tuple[Check, ...] = ("copy", "still", "turn")
     modes: tuple[Literal["normal", "neox"], ...] = ("normal", "neox")
-    for kind, mode, check, inplace in product(("f16", "bf16", "f32", "f64"), modes, checks, (False, True)):
+    for kind, mode, check, inplace in product(DTYPES, modes, checks, (False, True)):
         yield TypeLine(kind, mode, check, inplace)

@@ -1,7 +1,8 @@
 """The suite 'interop': every adapter of `clrope.interop` with fresh random calls, one file a peer.
 
-A peer is a file here with `lines()`, which yields its `Line`s, and `NEEDS`, the package without which its adapter (or
-some of its lines) cannot run, '' if there is none. A line says what is called; the seed draws the rest.
+A peer is a file `<peer>_cases.py` here with `lines()`, which yields its `Line`s, and `NEEDS`, the package without
+which its adapter (or some of its lines) cannot run, '' if there is none. A line says what is called; the seed draws
+the rest.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Protocol, cast
 from ...registry import suite
 from .line import Line, missing
 
-#: Files here that are no peers.
-_COMMON = ("block", "formula", "line")
+#: How the name of a peer's file ends.
+_ENDING = "_cases"
 
 
-class Peer(Protocol):
+class InteropPeer(Protocol):
     """A peer's file."""
 
     NEEDS: str
@@ -29,10 +30,11 @@ class Peer(Protocol):
 
 
 @lru_cache(maxsize=1)
-def peers() -> dict[str, Peer]:
+def peers() -> dict[str, InteropPeer]:
     """Return the files of all peers by name."""
-    names = sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _COMMON)
-    return {name: cast(Peer, importlib.import_module(f"{__name__}.{name}")) for name in names}
+    names = sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name.endswith(_ENDING))
+    modules = (cast(InteropPeer, importlib.import_module(f"{__name__}.{name}")) for name in names)
+    return dict(zip((name.removesuffix(_ENDING) for name in names), modules, strict=True))
 
 
 def remark() -> str:

@@ -34,7 +34,7 @@ class Block:
 
     @classmethod
     def drawn(cls, rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Block:
-        """Return a window of a larger tensor: the last axis is dense, the others lie in any order."""
+        """Return a window of a larger tensor: the last axis is dense, the others are in any order."""
         pads = [int(n) for n in rng.integers(0, 3, len(shape))]
         pads[-1] *= 4
         order = [*(int(axis) for axis in rng.permutation(len(shape) - 1)), len(shape) - 1]

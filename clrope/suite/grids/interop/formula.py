@@ -8,24 +8,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from ....layout import DTYPES
+
 Array = npt.NDArray[Any]
 
-DTYPES: dict[str, Any] = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64": np.float64}
+#: The types that peers have in common.
+KINDS = ("f16", "bf16", "f32", "f64")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 
 def computed_in(kind: str) -> Any:
     """Return the type in which tensors of a type are computed: float64 for itself, float32 for all others."""
     return np.float64 if kind == "f64" else np.float32
-
-
-def kind_of(dtype: Any) -> str:
-    """Return 'f16', 'bf16', 'f32' or 'f64'."""
-    return next(name for name, known in DTYPES.items() if np.dtype(known) == dtype)
 
 
 def turned(x: Array, cos: Array, sin: Array, neighbours: bool, real: Any) -> Array:

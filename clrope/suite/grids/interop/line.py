@@ -1,6 +1,6 @@
 """A line of the suite: what is called, drawn from the seed, run on a poisoned output, compared with formulas and bits.
 
-`Call` is what a peer's file provides; `Line` and `CallTrial` make of it what the runner of suites takes.
+`PeerCall` is what a peer's file provides; `Line` and `PeerTrial` make of it what the runner of suites takes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .... import arrays
 from ....compare import compare
 from ....layout import DTYPES
 from ....testing import NAN_POISON, digest_of, limit_for
-from ...outcome import Outcome
-from ...trial import generator
+from ...case_outcome import CaseOutcome
+from ...rope_trial import generator
 
 if TYPE_CHECKING:
     from ....device import DeviceInfo
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 
-class Call(Protocol):
+class PeerCall(Protocol):
     """One call of an adapter with its inputs; `str` of it says all that the line leaves open."""
 
     @property
@@ -61,47 +61,47 @@ class Line:
 
     label: str
     kind: str
-    draw: Callable[[np.random.Generator], Call]
+    draw: Callable[[np.random.Generator], PeerCall]
     needs: str = ""
 
-    def prepare(self, seed: int) -> CallTrial:
+    def prepare(self, seed: int) -> PeerTrial:
         """Draw the inputs and compute what is right."""
-        return CallTrial(self, self.draw(generator(seed, self.label)))
+        return PeerTrial(self, self.draw(generator(seed, self.label)))
 
 
-class CallTrial:
+class PeerTrial:
     """A call ready for devices."""
 
-    def __init__(self, line: Line, call: Call) -> None:
+    def __init__(self, line: Line, call: PeerCall) -> None:
         self.line, self.call = line, call
         self.want = call.want()
         bits = call.right_bits()
         self.digest = "" if bits is None else digest_of([bits])
         self.limit = limit_for(line.kind, self.want.size, rounding=True)
 
-    def run(self, device: DeviceInfo) -> Outcome:
+    def run(self, device: DeviceInfo) -> CaseOutcome:
         """Run on the device and check the result."""
         if missing(self.line.needs):
-            return Outcome("skip", detail=missing(self.line.needs))
+            return CaseOutcome("skip", detail=missing(self.line.needs))
         if self.line.kind == "f64" and not device.fp64:
-            return Outcome("skip", limit=self.limit, detail="the device has no fp64")
+            return CaseOutcome("skip", limit=self.limit, detail="the device has no fp64")
         with poisoned_results():
-            got, trouble = self.call.apply(device)
+            got, errors = self.call.apply(device)
         if got.dtype != DTYPES[self.call.kind] or got.shape != self.want.shape:
-            trouble = [f"the result is {got.dtype}{list(got.shape)}, not {self.call.kind}{list(self.want.shape)}"]
-            return Outcome("fail", limit=self.limit, detail="; ".join([*trouble, str(self.call)]))
+            errors = [f"the result is {got.dtype}{list(got.shape)}, not {self.call.kind}{list(self.want.shape)}"]
+            return CaseOutcome("fail", limit=self.limit, detail="; ".join([*errors, str(self.call)]))
         nmse = compare(got, self.want).nmse
         if not nmse <= self.limit:
-            trouble = [f"limit {self.limit:.0e}", *trouble]
-        detail = "; ".join([*trouble, str(self.call)]) if trouble else ""
-        return Outcome("fail" if trouble else "ok", nmse, self.limit, digest_of([got]), detail)
+            errors = [f"limit {self.limit:.0e}", *errors]
+        detail = "; ".join([*errors, str(self.call)]) if errors else ""
+        return CaseOutcome("fail" if errors else "ok", nmse, self.limit, digest_of([got]), detail)
 
 
 @contextmanager
 def poisoned_results() -> Iterator[None]:
     """While open, every result that the package allocates begins as NaN.
 
-    Without it a result could lie where an earlier one lay, and a kernel that does nothing would seem to be right.
+    Without it a result could take the memory of an earlier one, and a kernel that does nothing would seem to be right.
     """
     names: dict[str, Any] = vars(arrays)
     real = names["empty"]

@@ -1,0 +1,214 @@
+"""Named arrays in .npy, .npz and .safetensors files, written whole or not at all.
+
+- A .npy file holds one array, called 'x' here.
+- bfloat16 is `ml_dtypes.bfloat16`. safetensors names the type. NumPy's formats do not know it and store two opaque
+  bytes an element ('V2'); the rule here, in both directions: an unnamed two-byte void in .npy or .npz *is* bfloat16.
+- .npy is mapped read-only, so that a file larger than memory can be worked on in parts; .npz and .safetensors are read.
+- A file is written to its folder under another name, then renamed over it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ConfigError, RopeError, ShapeError
+
+Array = npt.NDArray[Any]
+Format = Literal["npy", "npz", "safetensors"]
+
+BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+#: Name of the array of a .npy file.
+SINGLE = "x"
+
+_FORMATS: dict[str, Format] = {".npy": "npy", ".npz": "npz", ".safetensors": "safetensors"}
+_BF16_IN_NUMPY = np.dtype("V2")
+_WRITABLE = frozenset(
+    [np.dtype(np.bool_), BFLOAT16]
+    + [np.dtype(f"f{size}") for size in (2, 4, 8)]
+    + [np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)]
+)
+#: What parsing a damaged file raises.
+_DAMAGED = (ValueError, KeyError, TypeError, AttributeError)
+
+
+def format_of(path: str | os.PathLike[str]) -> Format:
+    """Return the format that a file name's suffix stands for, or raise `ConfigError` naming the known ones."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in _FORMATS:
+        raise ConfigError(f"{path}: suffix {suffix!r} is not one of {', '.join(_FORMATS)}")
+    return _FORMATS[suffix]
+
+
+def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
+    """Return the arrays of a file by name, in the file's order; those mapped from the file are read-only."""
+    import zipfile  # here and below, because importing this package must stay quick
+
+    path, kind = Path(path), format_of(path)
+    try:
+        if kind == "npy":
+            return {SINGLE: _from_numpy(_load_npy(path))}
+        if kind == "npz":
+            return _read_npz(path)
+        return _read_safetensors(path)
+    except OSError as error:
+        raise RopeError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (*_DAMAGED, zipfile.BadZipFile, EOFError) as error:
+        raise RopeError(f"{path}: not a readable .{kind} file ({error})") from error
+
+
+def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Return the metadata of a .safetensors file; the other formats have none."""
+    path = Path(path)
+    if format_of(path) != "safetensors":
+        return {}
+    try:
+        return _read_safetensors_metadata(path)
+    except OSError as error:
+        raise RopeError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except _DAMAGED as error:
+        raise RopeError(f"{path}: not a readable .safetensors file ({error})") from error
+
+
+def write_arrays(
+    path: str | os.PathLike[str], arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write arrays to a file in the format of its suffix, replacing one that is there only once all is written.
+
+    A .npy file takes exactly one array, of any name. Metadata (strings) fits in .safetensors only.
+    """
+    path, kind = Path(path), format_of(path)
+    if metadata and kind != "safetensors":
+        raise ConfigError(f"{path}: metadata fits in .safetensors only")
+    ready = {name: _storable(name, array) for name, array in arrays.items()}
+    if kind == "npy":
+        if len(ready) != 1:
+            raise ShapeError(f"{path}: a .npy file holds one array, got {len(ready)}; use .npz or .safetensors")
+        (single,) = ready.values()
+        _replace(path, lambda file: _write_npy(file, single))
+    elif kind == "npz":
+        _replace(path, lambda file: _write_npz(file, ready))
+    else:
+        _check_metadata(path, ready, metadata or {})
+        _replace(path, lambda file: _write_safetensors(file, ready, metadata or {}))
+
+
+def _storable(name: str, array: Array) -> Array:
+    array = np.asarray(array)
+    native = array.dtype.newbyteorder("=")
+    if native not in _WRITABLE:
+        raise ShapeError(
+            f"{name}: dtype {array.dtype} cannot be written; allowed are bool, the integers, float16, float32, float64 "
+            "and bfloat16"
+        )
+    return array if array.dtype == native else array.astype(native)
+
+
+def _from_numpy(array: Array) -> Array:
+    if array.dtype == _BF16_IN_NUMPY:
+        return array.view(BFLOAT16)
+    native = array.dtype.newbyteorder("=")
+    return array if array.dtype == native else array.astype(native)
+
+
+def _load_npy(path: Path) -> Array:
+    with open(path, "rb") as file:
+        np.lib.format.read_magic(file)  # its error says what is wrong with the file; np.load's is of pickles
+    try:
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except ValueError:
+        # An empty array cannot be mapped. What is wrong in another way fails here again.
+        return np.asarray(np.load(path, allow_pickle=False))
+
+
+def _read_npz(path: Path) -> dict[str, Array]:
+    import zipfile
+
+    # Not np.load, which takes a file that is no archive for a pickle and leaves it open.
+    arrays = {}
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            with archive.open(name) as entry:
+                array = np.lib.format.read_array(entry, allow_pickle=False)
+            arrays[name.removesuffix(".npy")] = _from_numpy(array)
+    return arrays
+
+
+def _write_npy(file: IO[bytes], array: Array) -> None:
+    stored = array.view(_BF16_IN_NUMPY) if array.dtype == BFLOAT16 else array
+    np.lib.format.write_array(file, stored, allow_pickle=False)
+
+
+def _write_npz(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
+    import zipfile
+
+    # Not np.savez: names such as 'file' would collide with its own parameters.
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                _write_npy(entry, array)
+
+
+def _read_safetensors(path: Path) -> dict[str, Array]:
+    import safetensors
+
+    os.stat(path)  # its OSError carries the reason as such
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            return {name: np.asarray(file.get_tensor(name)) for name in file.offset_keys()}
+    except safetensors.SafetensorError as error:
+        raise ValueError(str(error)) from error
+
+
+def _read_safetensors_metadata(path: Path) -> dict[str, str]:
+    import safetensors
+
+    os.stat(path)
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            return dict(file.metadata() or {})
+    except safetensors.SafetensorError as error:
+        raise ValueError(str(error)) from error
+
+
+def _check_metadata(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
+    wrong = [key for key, value in metadata.items() if not isinstance(key, str) or not isinstance(value, str)]
+    if wrong:
+        raise ConfigError(f"{path}: metadata {wrong[0]!r} is not a string")
+    if "__metadata__" in arrays:
+        raise ShapeError("'__metadata__' cannot be the name of an array in a .safetensors file")
+
+
+def _write_safetensors(file: IO[bytes], arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
+    from safetensors.numpy import save
+
+    dense = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
+    file.write(save(dense, metadata=dict(metadata) or None))
+
+
+def _replace(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+    """Write to a temporary file and rename; whatever happens, no part of a file stays behind."""
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
+    try:
+        with open(temporary, "xb") as file:
+            write(file)
+        os.replace(temporary, path)
+    except OSError as error:
+        _discard(temporary)
+        raise RopeError(f"{path}: cannot be written ({error.strerror or error})") from error
+    except BaseException:
+        _discard(temporary)
+        raise
+
+
+def _discard(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return

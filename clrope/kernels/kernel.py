@@ -1,0 +1,94 @@
+"""What every rotation kernel states of itself: `Kernel`, its `Parameter`s, and why a problem is `Unsupported`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..device import DeviceInfo
+    from .launch import LaunchSpec
+    from .problem import Pairing, Problem
+    from .variant import Variant
+
+Parameters = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One choice in how a kernel is built or launched. It never changes a bit of the result.
+
+    values:   those allowed; None: any whole number of at least 0.
+    compiled: whether it changes the program; otherwise only how the work is divided.
+    """
+
+    name: str
+    default: Any
+    help: str
+    values: tuple[Any, ...] | None = None
+    compiled: bool = True
+
+    def check(self, value: Any) -> None:
+        """Raise `ConfigError` for a value that is not allowed."""
+        if self.values is None:
+            if type(value) is not int or value < 0:
+                raise ConfigError(f"{self.name}: got {value!r}, allowed are 0 and more")
+        elif not any(value == allowed and type(value) is type(allowed) for allowed in self.values):
+            raise ConfigError(f"{self.name}: got {value!r}, allowed are {', '.join(map(str, self.values))}")
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of a value."""
+        allowed: dict[str, Any] = {"type": "integer", "minimum": 0} if self.values is None else {"enum": [*self.values]}
+        return {**allowed, "description": self.help}
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """Why a kernel cannot rotate a problem: a reason whose value is a message, and the message's numbers."""
+
+    reason: Enum
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return str(self.reason.value).format(**self.numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A rotation kernel: one Python file makes one object of it.
+
+    files:    (pairing) -> the programs under `kernels/` that it may be built from.
+    supports: (problem, parameters) -> nothing, or why it cannot be launched with these parameters.
+    fallback: (problem, variant, unsupported) -> a variant that is one step nearer to one that is supported.
+    spec:     (problem, variant, device, second) -> the launch; second: another tensor with the same batches, tokens and
+              pairs, whose heads the launch rotates too, only with `takes_second`.
+    search:   (device kind, dtype, pairing) -> parameters that tuning tries, simplest first; of equally fast ones the
+              first is taken.
+    words:    (parameters) -> a short name.
+    """
+
+    name: str
+    summary: str
+    parameters: tuple[Parameter, ...]
+    files: Callable[[Pairing], tuple[str, ...]]
+    supports: Callable[[Problem, Parameters], Unsupported | None]
+    fallback: Callable[[Problem, Variant, Unsupported], Variant]
+    spec: Callable[[Problem, Variant, DeviceInfo, Problem | None], LaunchSpec]
+    search: Callable[[str, str, Pairing], list[dict[str, Any]]]
+    words: Callable[[Parameters], str]
+    takes_second: bool = False
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of a variant of this kernel, as `Variant.to_dict` writes it."""
+        return {
+            "type": "object",
+            "required": ["kernel", *(p.name for p in self.parameters)],
+            "additionalProperties": False,
+            "properties": {"kernel": {"const": self.name}, **{p.name: p.schema for p in self.parameters}},
+        }

@@ -1,0 +1,49 @@
+"""The text of the kernels: found next to the package or inside the wheel, with their `#include`s put in place.
+
+Each program is one self-contained text, so that no include path has to reach a compiler, a hash of it is a whole key,
+and a source saved on an error builds anywhere. `#include "storage_*.clh"` stands for all files of that pattern.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import lru_cache
+from pathlib import Path
+
+_INCLUDE = re.compile(r'^#include "([\w.*]+)"$', re.MULTILINE)
+
+
+@lru_cache(maxsize=1)
+def kernel_folder() -> Path:
+    """Return the folder of the kernel sources: `clrope/kernels/cl` in a wheel, else `kernels` next to the package."""
+    here = Path(__file__).resolve().parent
+    folders = (here / "cl", here.parent.parent / "kernels")
+    for folder in folders:
+        if (folder / "rotate_neox.cl").is_file():
+            return folder
+    raise FileNotFoundError(f"the kernel sources are neither in {folders[0]} nor in {folders[1]}")
+
+
+@lru_cache(maxsize=64)
+def kernel_source(name: str, folder: Path | None = None) -> str:
+    """Return the source of `kernels/<name>`, or of that name in another folder, with its includes put in place."""
+    own = folder or kernel_folder()
+    text = (own / name).read_text(encoding="utf-8")
+    return _INCLUDE.sub(lambda match: "\n".join(_included(own, folder, match.group(1))), text)
+
+
+def _included(own: Path, folder: Path | None, pattern: str) -> list[str]:
+    names = sorted(path.name for path in own.glob(pattern)) if "*" in pattern else [pattern]
+    return [kernel_source(name, folder) for name in names]
+
+
+@lru_cache(maxsize=64)
+def kernel_hash(name: str) -> str:
+    """Return 16 hexadecimal digits that change whenever the source (includes and all) does."""
+    return hashlib.sha256(kernel_source(name).encode()).hexdigest()[:16]
+
+
+def storage_option(dtype: str) -> str:
+    """Return the compiler option for a storage type."""
+    return f"-DSTORAGE_{dtype.upper()}"

@@ -1,0 +1,89 @@
+"""Kernel `strided`: any strides and pairings, one pair at a time. The fallback everywhere, and the default on GPUs."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .kernel import Kernel, Parameter, Parameters, Unsupported
+from .launch import LaunchSpec, local_size_for
+from .problem import Pairing, Problem
+from .source import kernel_source, storage_option
+
+if TYPE_CHECKING:
+    from ..device import DeviceInfo
+    from .variant import Variant
+
+_FILE = "rotate_strided.cl"
+
+PARAMETERS = (
+    Parameter(
+        "access", "builtin", "`builtin`: OpenCL's functions; `integer`: f16 by integer arithmetic",
+        ("builtin", "integer"),
+    ),
+)  # fmt: skip
+
+
+def files(pairing: Pairing) -> tuple[str, ...]:
+    """Return the programs under `kernels/`."""
+    return (_FILE,)
+
+
+def supports(problem: Problem, p: Parameters) -> Unsupported | None:
+    """Return None: everything is supported."""
+    return None
+
+
+def fallback(problem: Problem, variant: Variant, unsupported: Unsupported) -> Variant:
+    """Raise, since nothing is unsupported."""
+    raise AssertionError(f"strided supports everything, got {unsupported}")
+
+
+def spec(problem: Problem, variant: Variant, device: DeviceInfo, second: Problem | None = None) -> LaunchSpec:
+    """Return the launch."""
+    assert second is None, "one tensor a launch"
+    return _spec(problem, variant, device.kind)
+
+
+@lru_cache(maxsize=512)
+def _spec(problem: Problem, variant: Variant, kind: str) -> LaunchSpec:
+    pairs, full = problem.pairs, problem.angles.full_tables
+    batches, tokens, heads, _ = problem.shape
+    slots = pairs.pairs if problem.in_place else pairs.pairs + pairs.rest
+    per_item = slots if kind == "cpu" else 1
+    i32, i64, real = np.int32, np.int64, np.float64 if problem.dtype == "f64" else np.float32
+    options = [storage_option(problem.dtype)]
+    options += ["-DHALF_INTEGER"] if variant.access == "integer" and problem.dtype == "f16" else []
+    options += ["-DFULL_TABLES"] if full else []
+    x_batch, x_token, x_head, x_element = map(i64, problem.x_strides)
+    y_batch, y_token, y_head, y_element = map(i64, problem.y_strides)
+    arguments: tuple[tuple[str, Any], ...] = (
+        ("x", None), ("x_offset", None), ("x_batch", x_batch), ("x_token", x_token), ("x_head", x_head),
+        ("x_element", x_element), ("y", None), ("y_offset", None), ("y_batch", y_batch), ("y_token", y_token),
+        ("y_head", y_head), ("y_element", y_element), ("cosine", None), ("sine", None),
+        ("row_stride", i64(problem.row_stride)), ("tokens", i32(tokens)), ("pairs", i32(pairs.pairs)),
+        ("window", i32(pairs.window)), ("direction", real(1 if problem.forward else -1)),
+        ("x_step", i32(pairs.step)), ("x_distance", i32(pairs.distance)), ("y_step", i32(pairs.out_step)),
+        ("y_distance", i32(pairs.out_distance)), ("slots", i32(slots)), ("slots_per_item", i32(per_item)),
+    )  # fmt: skip
+    return LaunchSpec(
+        _FILE, "rope_rotate_strided", tuple(options), (-(-slots // per_item), heads, batches * tokens),
+        local_size_for(kind, 3), arguments,
+        kernel_source(_FILE, Path(variant.folder)) if variant.folder else None,
+    )  # fmt: skip
+
+
+def search(kind: str, dtype: str, pairing: Pairing) -> list[dict[str, Any]]:
+    """Return what tuning tries."""
+    return [{}, {"access": "integer"}] if dtype == "f16" and kind != "cpu" else [{}]
+
+
+def words(p: Parameters) -> str:
+    """Return a short name."""
+    return "strided" if p["access"] == "builtin" else f"strided {p['access']}"
+
+
+KERNEL = Kernel("strided", __doc__ or "", PARAMETERS, files, supports, fallback, spec, search, words)

@@ -1,0 +1,164 @@
+"""`Variant`: a kernel with a value for each of its parameters; the list of all kernels, and what tuning tries."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from ..errors import ConfigError
+from . import rows, strided, tiled
+from .kernel import Kernel, Unsupported
+from .problem import Pairing, Problem
+
+if TYPE_CHECKING:
+    from ..device import DeviceInfo
+    from .launch import LaunchSpec
+
+#: The package's rotation kernels by name, in the order in which tuning tries them.
+KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (strided.KERNEL, rows.KERNEL, tiled.KERNEL)}
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Variant:
+    """A kernel and its parameters: `Variant("rows", width=8, store="nontemporal")`; those left out have defaults.
+
+    kernel: a name, or a `Kernel` of one's own. Parameters are read as attributes; `clrope tune --parameters` lists
+    them.
+    Raises `ConfigError` for a kernel, a parameter or a value that does not exist.
+    """
+
+    implementation: Kernel
+    values: tuple[Any, ...]
+    #: Folder of kernel sources to build from, '' for the package's own: to compare texts. Not part of `to_dict`.
+    folder: str
+
+    def __init__(
+        self, kernel: str | Kernel = "rows", *, folder: str | os.PathLike[str] = "", **parameters: Any
+    ) -> None:
+        found = KERNELS.get(kernel) if isinstance(kernel, str) else kernel
+        if not isinstance(found, Kernel):
+            raise ConfigError(f"kernel: got {kernel!r}, allowed are {', '.join(KERNELS)}")
+        values = []
+        for parameter in found.parameters:
+            value = parameters.pop(parameter.name, parameter.default)
+            parameter.check(value)
+            values.append(value)
+        if parameters:
+            allowed = ", ".join(p.name for p in found.parameters)
+            raise ConfigError(f"{min(parameters)}: not a parameter of kernel {found.name!r}, those are {allowed}")
+        object.__setattr__(self, "implementation", found)
+        object.__setattr__(self, "values", tuple(values))
+        object.__setattr__(self, "folder", os.fspath(folder))
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's name."""
+        return self.implementation.name
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The value of each parameter."""
+        return {p.name: value for p, value in zip(self.implementation.parameters, self.values, strict=True)}
+
+    @property
+    def angles(self) -> str:
+        """'fused' if the kernel computes cos and sin itself, 'cached' if it reads tables."""
+        return str(self.parameters.get("angles", "cached"))
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_"):
+            for parameter, value in zip(self.implementation.parameters, self.values, strict=True):
+                if parameter.name == name:
+                    return value
+        raise AttributeError(f"a variant of kernel {self.kernel!r} has no {name!r}")
+
+    def changed(self, **parameters: Any) -> Variant:
+        """Return this variant with other values for some parameters."""
+        return Variant(self.implementation, folder=self.folder, **{**self.parameters, **parameters})
+
+    def of_kernel(self, kernel: str, *keep: str) -> Variant:
+        """Return a variant of another kernel: with this one's values for the parameters to keep, else with defaults."""
+        return Variant(kernel, folder=self.folder, **{name: getattr(self, name) for name in keep})
+
+    def from_folder(self, folder: str | os.PathLike[str]) -> Variant:
+        """Return this variant built from the sources in another folder, which understand the same options."""
+        return Variant(self.implementation, folder=folder, **self.parameters)
+
+    @property
+    def compiled(self) -> Variant:
+        """This variant with defaults for what changes only how work is divided: one for each program."""
+        return self.changed(**{p.name: p.default for p in self.implementation.parameters if not p.compiled})
+
+    def unsupported(self, problem: Problem) -> Unsupported | None:
+        """Return why this variant cannot rotate a problem; None if it can."""
+        return self.implementation.supports(problem, self.parameters)
+
+    def fit(self, problem: Problem) -> Variant:
+        """Return this variant if it supports the problem, else the nearest that does, by its kernel's `fallback`."""
+        variant = self
+        while (unsupported := variant.unsupported(problem)) is not None:
+            variant = variant.implementation.fallback(problem, variant, unsupported)
+        return variant
+
+    def spec(self, problem: Problem, device: DeviceInfo, second: Problem | None = None) -> LaunchSpec:
+        """Return the launch for a supported problem; see `Kernel.spec`. Calls alike return the same object."""
+        return self.implementation.spec(problem, self, device, second)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary."""
+        return {"kernel": self.kernel, **self.parameters}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Variant:
+        """Return the variant of `to_dict`; raises `ConfigError` for anything else."""
+        kernel = KERNELS.get(data.get("kernel", "")) if isinstance(data, Mapping) else None
+        if kernel is None or set(data) != {"kernel", *(p.name for p in kernel.parameters)}:
+            raise ConfigError(f"variant: got {data!r}")
+        return cls(**data)
+
+    def __str__(self) -> str:
+        text = self.implementation.words(self.parameters)
+        return f"{text} from {self.folder}" if self.folder else text
+
+    def __repr__(self) -> str:
+        return f"<Variant {self}>"
+
+
+#: Nothing has to be known for this one: any strides, no vectors.
+STRIDED = Variant("strided")
+
+
+def candidates(kind: str, dtype: str, pairing: Pairing) -> list[Variant]:
+    """Return the variants that tuning tries on a device kind ('cpu', 'gpu', 'accelerator', 'custom'), none twice.
+
+    The strided one comes first: where a device rounds in its own way, the others are checked against it.
+    """
+    made = (Variant(kernel, **some) for kernel in KERNELS.values() for some in kernel.search(kind, dtype, pairing))
+    return list(dict.fromkeys(made))
+
+
+def program_files(pairing: Pairing) -> Iterator[str]:
+    """Yield every program that a variant of this pairing is built from."""
+    yield from dict.fromkeys(file for kernel in KERNELS.values() for file in kernel.files(pairing))
+
+
+def variant_schema() -> dict[str, Any]:
+    """Return the JSON schema of `Variant.to_dict`."""
+    return {"oneOf": [kernel.schema for kernel in KERNELS.values()]}
+
+
+def parameter_table() -> list[tuple[str, str, str, str]]:
+    """Return (kernel, parameter, allowed values, help) for each parameter: for help texts and the docs."""
+    return [
+        (kernel.name, p.name, "0 and more" if p.values is None else ", ".join(map(str, p.values)), p.help)
+        for kernel in KERNELS.values() for p in kernel.parameters
+    ]  # fmt: skip
+
+
+def has_kernels(folder: Path) -> bool:
+    """Whether a folder holds every program that the rotation kernels are built from."""
+    files = {file for pairing in get_args(Pairing) for file in program_files(pairing)}
+    return all((folder / file).is_file() for file in files)

@@ -1,0 +1,308 @@
+"""`Plan`: a compiled call bound to its arrays; run as often as wanted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from os import getpid
+from typing import TYPE_CHECKING, Any
+
+from ..arrays import Operand, check_out, operand
+from ..errors import ShapeError
+from ..kernels.launch import LaunchSpec
+from ..kernels.variant import Variant
+from ..runtime import pending, wait_on_host
+from .angle_sources import COUNTING, LIMIT, Positions, counting_from
+from .compiled import AngleSource, BoundCall
+from .template import CallTemplate
+
+if TYPE_CHECKING:
+    import pyopencl
+
+    from ..device import DeviceInfo
+
+Operands = Sequence[tuple[Operand, Operand]]
+#: Runs a plan again, moved to an int if one is given; False if that takes more. It must not hold the plan: a circle
+#: would keep the caller's arrays until the garbage collector comes.
+Quick = Callable[["Plan", Any], bool]
+
+
+def events_before(operands: Operands, own: Sequence[Any], waits: Sequence[Any], in_order: bool) -> list[Any]:
+    """Return the events that a launch on OpenCL arrays waits for; raises `DeviceError` if one has failed.
+
+    own: events of this queue's last launches on the arrays, which come before in any case.
+    """
+    out = list(waits)
+    for x, y in operands:
+        for o in (x,) if x is y else (x, y):
+            if o.kind == "opencl":
+                out += [e for e in o.array.events if not (in_order and any(e is mine for mine in own))]
+    return pending(out)
+
+
+class Plan:
+    """A checked, built and bound call. Made by `Rope.plan`; `run()` does the work and returns the result.
+
+    Results go to the same output at every run. OpenCL arrays: the launches are put on the queue and `run` returns at
+    once; the output carries the events. Host arrays: `run` returns when the result is there.
+    """
+
+    def __init__(
+        self,
+        template: CallTemplate,
+        operands: Operands,
+        source: AngleSource,
+        positions: Positions,
+        queue: pyopencl.CommandQueue,
+    ) -> None:
+        self._template = template
+        self._operands = list(operands)
+        self._runtime = template.runtime
+        self._queue = self._runtime.queue_state(queue)
+        self._lock = threading.Lock()
+        self._positions = positions
+        self._own: list[Any] = []
+        #: Events that were seen to have ended.
+        self._passed: list[Any] = []
+        self._quick: Quick | None = None
+        self._source = source
+        self._bind()
+        self._bound.place(self._queue, self._source, positions)
+
+    @property
+    def template(self) -> CallTemplate:
+        """What calls with arrays of the same description share."""
+        return self._template
+
+    @property
+    def device(self) -> DeviceInfo:
+        """The device it runs on."""
+        return self._runtime.info
+
+    @property
+    def queue(self) -> pyopencl.CommandQueue:
+        """The queue it runs on."""
+        return self._queue.queue
+
+    @property
+    def variants(self) -> list[Variant]:
+        """The kernel variant of each launch."""
+        return self._bound.call.variants
+
+    @property
+    def specs(self) -> list[LaunchSpec]:
+        """Kernel file, options, sizes and arguments of each launch."""
+        return [launch.spec for launch in self._bound.launches]
+
+    @property
+    def launches(self) -> int:
+        """Number of rotation launches of one run."""
+        return len(self._bound.launches)
+
+    @property
+    def out(self) -> Any:
+        """The output, or a tuple of them."""
+        results = tuple(out.original for _, out in self._operands)
+        return results if self._template.several else results[0]
+
+    def run(self, x: Any = None, positions: Any = None, *, wait_for: Sequence[pyopencl.Event] | None = None) -> Any:
+        """Do it (again): read the inputs as they are now, write the outputs, return them.
+
+        x: other arrays of the same kind, shape, strides and dtype, as many as the plan was made for; an in-place plan
+        then rotates these in place. positions: other positions, valid from this run on. wait_for: events that the
+        first launch waits for. Raises `ShapeError` for arrays or positions that do not fit the plan, `DeviceError` for
+        an event that has failed.
+        """
+        with self._lock:
+            quick = self._quick
+            if quick is not None and x is None and not wait_for and quick(self, positions):
+                return self._result
+            self._runtime.check()
+            if x is not None:
+                self._take(x)
+            if positions is not None:
+                self._move(positions)
+            elif not self._source.constant:
+                self._bound.place(self._queue, self._source, self._positions)
+            if self._template.all_on_host:
+                if wait_for:
+                    wait_on_host(wait_for)
+                self._bound.run_on_host(self._queue, self._operands)
+            else:
+                self._run_on_device(wait_for or ())
+            if self._quick is None and self._source.constant:
+                self._quick = self._quick_on_host() if self._template.all_on_host else self._quick_on_device()
+            return self._result
+
+    def _run_on_device(self, waits: Sequence[Any]) -> None:
+        queue = self._queue
+        if self._template.all_on_device:
+            before = self._before(waits)
+            self._bound.launch_on_arrays(queue, before, self._outputs)
+            if not before:
+                self._passed = [event for array in self._arrays for event in array.events]
+            return
+        before = events_before(self._operands, self._own, waits, queue.in_order)
+        events = self._bound.enqueue(queue, before, self._operands)
+        self._own = events
+        set_events(self._bound, self._operands, events)
+        self._bound.finish(queue, events, self._operands)
+
+    def _quick_on_host(self) -> Quick | None:
+        """Return what runs on host arrays where launching and waiting is all there is to it."""
+        bound, pid = self._bound, self._runtime.pid
+        if bound.quick is None or bound.must_wait:
+            return None
+        move, launch = self._mover(), bound.launch_and_wait
+
+        def quick(plan: Plan, positions: Any) -> bool:
+            if getpid() != pid or not (positions is None or move(plan, positions)):
+                return False
+            launch(plan)
+            return True
+
+        return quick
+
+    def _quick_on_device(self) -> Quick | None:
+        """Return what runs on OpenCL arrays by one launch, where nothing has to be waited for."""
+        bound, queue, pid = self._bound, self._queue, self._runtime.pid
+        if not self._template.all_on_device or len(bound.launches) != 1 or bound.must_wait or not queue.in_order:
+            return None
+        move, enqueue = self._mover(), bound.launches[0].bound(queue.queue)
+        arrays, outputs = self._arrays, self._outputs
+
+        def quick(plan: Plan, positions: Any) -> bool:
+            own, passed = bound.events, plan._passed
+            for array in arrays:
+                for event in array.events:
+                    if event is not own[0] and event not in passed:
+                        return False
+            if getpid() != pid or not (positions is None or move(plan, positions)):
+                return False
+            event = enqueue()
+            bound.events = [event]
+            for array in outputs:
+                array.events[:] = (event,)
+            return True
+
+        return quick
+
+    def _mover(self) -> Quick:
+        """Return what sets positions that are an int, if the kernels take them as a number; False if it did not."""
+        bound, source, queue = self._bound, self._source, self._queue
+        plain = self._positions.form == COUNTING
+        last = LIMIT - self._template.seq + 1
+
+        def move(plan: Plan, positions: Any) -> bool:
+            if not plain or type(positions) is not int or not -LIMIT <= positions <= last:
+                return False
+            bound.place_first(queue, source, positions)
+            plan._positions = Positions(COUNTING, positions)
+            return not bound.must_wait
+
+        return move
+
+    def _before(self, waits: Sequence[Any]) -> list[Any] | None:
+        """Return the events that a launch waits for; this queue's own last launches come before in any case."""
+        own, in_order = self._bound.events, self._queue.in_order
+        before = list(waits)
+        for array in self._arrays:
+            for event in array.events:
+                if not (in_order and event in own):
+                    before.append(event)
+        return pending(before) if before else None
+
+    def _bind(self) -> None:
+        self._quick = None
+        self._bound = BoundCall(self._template.compiled(self._positions.form))
+        self._bound.bind(self._queue, self._operands)
+        self._result = self.out
+        self._outputs = [out.original for _, out in self._operands]
+        self._arrays = [o.array for x, out in self._operands for o in ((x,) if x is out else (x, out))]
+
+    def _move(self, positions: Any) -> None:
+        moved = None
+        if type(positions) is int and self._positions.form.counting:
+            moved = counting_from(positions, self._template.seq)
+        if moved is None:
+            moved = self._source.positions(positions, self._template.batch, self._template.seq)
+        if moved.form != self._positions.form:
+            before, self._positions = self._positions, moved
+            try:
+                self._bind()
+            except BaseException:
+                self._positions = before
+                raise
+        self._bound.place(self._queue, self._source, moved)
+        self._positions = moved
+
+    def _take(self, x: Any) -> None:
+        template = self._template
+        given = list(x) if template.several else [x]
+        if len(given) != len(self._operands):
+            raise ShapeError(f"x: got {len(given)} arrays, the plan was made for {len(self._operands)}")
+        operands: list[tuple[Operand, Operand]] = []
+        for new, (x_before, out), part in zip(given, self._operands, template.parts, strict=True):
+            taken = operand(new, x_before.layout, writable=part.in_place)
+            same = replace(taken.view, offset=0) == replace(x_before.view, offset=0) and taken.kind == x_before.kind
+            if not same:
+                raise ShapeError(
+                    f"x: got shape {list(taken.view.shape)}, strides {list(taken.view.strides)}, {taken.view.dtype} in "
+                    f"{taken.kind} memory; the plan was made for shape {list(x_before.view.shape)}, strides "
+                    f"{list(x_before.view.strides)}, {x_before.view.dtype} in {x_before.kind} memory (order b, s, n, d)"
+                )
+            if not part.in_place and check_out(taken, out):
+                raise ShapeError("x: is the plan's own output, the plan was made to rotate out of place")
+            operands.append((taken, taken if part.in_place else out))
+        # Other addresses may be aligned otherwise, which other kernels may be right for.
+        self._template = template.for_operands(operands)
+        self._operands = operands
+        self._own = []
+        self._bind()
+        self._bound.place(self._queue, self._source, self._positions)
+
+
+def set_events(bound: BoundCall, operands: Operands, events: Sequence[Any]) -> None:
+    """Leave with each written OpenCL array the events of its launches.
+
+    Every launch waited for the array's earlier events, so they need not be kept.
+    """
+    for number, (_, out) in enumerate(operands):
+        if out.kind == "opencl":
+            out.array.events[:] = [
+                event for event, step in zip(events, bound.call.steps, strict=False) if step.writes(number)
+            ]
+
+
+class EmptyPlan(Plan):
+    """The plan of tensors without elements: nothing to launch, no device needed."""
+
+    def __init__(self, operands: Operands, several: bool) -> None:
+        self._operands = list(operands)
+        self._several = several
+
+    @property
+    def variants(self) -> list[Variant]:
+        """No kernel."""
+        return []
+
+    @property
+    def specs(self) -> list[LaunchSpec]:
+        """No launch."""
+        return []
+
+    @property
+    def launches(self) -> int:
+        """Number of launches: none."""
+        return 0
+
+    @property
+    def out(self) -> Any:
+        """The output, or a tuple of them."""
+        results = tuple(out.original for _, out in self._operands)
+        return results if self._several else results[0]
+
+    def run(self, x: Any = None, positions: Any = None, *, wait_for: Sequence[pyopencl.Event] | None = None) -> Any:
+        """Return the empty output."""
+        return self.out

@@ -1,0 +1,1 @@
+"""Which kernel variant a problem gets: the choice, the shipped defaults, and the database of tuning records."""

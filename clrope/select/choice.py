@@ -1,0 +1,73 @@
+"""Which variant a problem gets: what tuning found, else the device's default; never one that is known to fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ..errors import DeviceError
+from ..kernels.problem import Problem
+from ..kernels.variant import STRIDED, Variant
+from . import database
+from .defaults import default_for, safe_variant, size_class
+from .records import SizeClass, TuningKey
+
+if TYPE_CHECKING:
+    from ..device import DeviceInfo
+
+
+def select(device: DeviceInfo, problem: Problem, nbytes: int, preferred: Variant | None = None) -> Variant:
+    """Return the variant that rotates a problem on a device: exactly what is to be launched.
+
+    nbytes: of all tensors of the call, which decides its size class. preferred: the caller's variant, which is made to
+    fit and not asked whether it failed.
+    Otherwise in this order: the winner of tuning, the device's default, the safe one for its kind, the strided one;
+    each as it fits the problem (`Variant.fit`), the first that did not fail when it was tried.
+    Raises `DeviceError` if all of them did.
+    """
+    if preferred is not None:
+        return _fit(preferred, problem)
+    return _select(device, problem, size_class(device, nbytes), database.generation())
+
+
+@lru_cache(maxsize=512)
+def _fit(variant: Variant, problem: Problem) -> Variant:
+    return variant.fit(problem)
+
+
+@lru_cache(maxsize=512)
+def _select(device: DeviceInfo, problem: Problem, size: SizeClass, _generation: object) -> Variant:
+    # The strided kernel also does pairs at other places; what is known of it does not depend on that.
+    known = database.known(device, problem.dtype, problem.pairs.pairing or "neox")
+    for variant in _in_order(device, problem, size, known):
+        fit = _as_measured(variant, problem, size).fit(problem)
+        if fit.compiled not in known.broken:
+            return fit
+    raise DeviceError(
+        f"device {device.name!r} on {device.platform!r}: every variant of the kernels that supports {problem.dtype} "
+        f"{list(problem.shape)} failed there when it was tried; `clrope tune --show` says how\n"
+        "  what to do: update the driver and run `clrope tune`, or use another device"
+    )
+
+
+def _as_measured(variant: Variant, problem: Problem, size: SizeClass) -> Variant:
+    """Return the variant, computing angles only where that was measured: in whole heads, with one position a token.
+
+    Elsewhere it was up to 6 % slower. Small calls do it anyway: without a table they need no second launch.
+    """
+    if size != "small" and variant.angles == "fused" and (problem.angles.sections or problem.pairs.rest):
+        return variant.changed(angles="cached")
+    return variant
+
+
+def _in_order(device: DeviceInfo, problem: Problem, size: SizeClass, known: database.Known) -> Iterator[Variant]:
+    pairing = problem.pairs.pairing
+    if pairing is not None:
+        key = TuningKey(problem.dtype, pairing, problem.in_place, size)
+        winner = known.winner(key.in_place, key.size)
+        if winner is not None:
+            yield winner
+        yield default_for(device, key)
+        yield safe_variant(device.kind, problem.dtype, pairing)
+    yield STRIDED

@@ -1,0 +1,241 @@
+"""The tuning database: `tuning.json` in the cache directory, shared between processes.
+
+A record's name is the device with its driver, the CPU, the kernels' source and the tuning key, so that a change of any
+of them makes it unknown, not wrong. Written under a lock and replaced atomically, merged with what is there. A file
+that cannot be read, or of another version, counts as empty, a damaged record as absent. Each process reads it once;
+after `save` and `reread` again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, get_args
+
+from ..device.info import cpu_model
+from ..environ import variable
+from ..kernels.problem import Pairing
+from ..kernels.source import kernel_hash
+from ..kernels.variant import Variant, program_files, variant_schema
+from ..layout import DTYPES
+from ..store import cache_dir, locked, write_atomically
+from .records import OUTCOMES, SIZES, SizeClass, TuningKey, TuningRecord
+
+if TYPE_CHECKING:
+    from ..device import DeviceInfo
+
+SCHEMA = "clrope.tuning/4"
+FILE = "tuning"
+#: Records kept, the newest: those of a dozen devices.
+MOST_RECORDS = 576
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of the variants for one pairing and storage type on a device."""
+
+    records: tuple[TuningRecord, ...] = ()
+
+    def winner(self, in_place: bool, size: str) -> Variant | None:
+        """Return the tuned variant, None without one."""
+        for record in self.records:
+            if (record.key.in_place, record.key.size) == (in_place, size):
+                return record.winner
+        return None
+
+    @property
+    def broken(self) -> frozenset[Variant]:
+        """Variants that failed for any key: one that crashed out of place is not tried in place."""
+        return frozenset(r.variant.compiled for record in self.records for r in record.results if r.broken)
+
+
+@dataclass
+class _Cached:
+    """What this process has read, by cache directory."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    records: dict[str, dict[str, Any]] = field(default_factory=dict)
+    known: dict[tuple[str, ...], Known] = field(default_factory=dict)
+    generation: int = 0
+
+
+_cached = _Cached()
+
+
+def kernels_hash(pairing: Pairing) -> str:
+    """Return 16 hexadecimal digits that change with any source that a variant of this pairing is built from."""
+    return hashlib.sha256(" ".join(map(kernel_hash, program_files(pairing))).encode()).hexdigest()[:16]
+
+
+_cpu = lru_cache(maxsize=1)(cpu_model)
+
+
+def record_name(device: DeviceInfo, key: TuningKey) -> str:
+    """Return the name under which a record is kept."""
+    return " | ".join([device.key, _cpu(), kernels_hash(key.pairing), str(key)])
+
+
+def known(device: DeviceInfo, dtype: str, pairing: Pairing) -> Known:
+    """Return what is known for a device, storage type and pairing."""
+    folder = os.environ.get("CLROPE_CACHE_DIR", "")
+    records = _records(folder)
+    if not records:
+        return Known()
+    question = (folder, device.key, dtype, pairing, kernels_hash(pairing))
+    answer = _cached.known.get(question)
+    if answer is None:
+        answer = _cached.known[question] = _look_up(records, device, dtype, pairing)
+    return answer
+
+
+def _look_up(records: dict[str, Any], device: DeviceInfo, dtype: str, pairing: Pairing) -> Known:
+    found = []
+    for key in tuning_keys(dtype, pairing):
+        entry = records.get(record_name(device, key))
+        record = _record(entry) if entry is not None else None
+        if record is not None and record.key == key:
+            found.append(record)
+    return Known(tuple(found))
+
+
+def tuning_keys(dtype: str, pairing: Pairing) -> list[TuningKey]:
+    """Return all tuning keys of a storage type and pairing, the likeliest first."""
+    return [TuningKey(dtype, pairing, in_place, size) for size in SIZES[::-1] for in_place in (False, True)]
+
+
+def save(device: DeviceInfo, records: Iterable[TuningRecord]) -> None:
+    """Remember records, in the place of earlier ones for the same keys; without a writable cache, do nothing."""
+    facts = {"device": device.key, "cpu": _cpu(), "facts": device_facts(device)}
+    new = {record_name(device, r.key): {**facts, **replace(r, written=time.time()).to_dict()} for r in records}
+
+    def change(entries: dict[str, Any]) -> None:
+        for name, entry in new.items():
+            entries.pop(name, None)
+            entries[name] = entry
+        for old in sorted(entries, key=lambda name: _written(entries[name]))[:-MOST_RECORDS]:
+            del entries[old]
+
+    _update(change)
+
+
+def forget(device: DeviceInfo) -> None:
+    """Drop every record of a device."""
+    _update(lambda entries: [entries.pop(name) for name in list(entries) if name.startswith(device.key + " | ")])
+
+
+def reread() -> None:
+    """Read the file again at the next question."""
+    with _cached.lock:
+        _cached.records.clear()
+        _cached.known.clear()
+        _cached.generation += 1
+
+
+def generation() -> tuple[bytes, int]:
+    """Return what changes whenever `known` may answer something else than before: where it was read, and when."""
+    return variable(b"CLROPE_CACHE_DIR"), _cached.generation
+
+
+def device_facts(device: DeviceInfo) -> dict[str, Any]:
+    """Return what the families of `defaults.json` are matched by."""
+    return {
+        "kind": device.kind, "platform": device.platform, "vendor": device.vendor, "name": device.name,
+        "driver": device.driver_version, "float_width": device.native_widths.float, "arch": platform.machine(),
+    }  # fmt: skip
+
+
+def read(path: str) -> list[tuple[dict[str, Any], str, TuningRecord]]:
+    """Return (facts of the device, machine, record) for each sound record of a file; `ValueError` for another file."""
+    entries = _load(path)
+    if not entries:
+        raise ValueError(f"{path}: no records of {SCHEMA}")
+    found = ((e, _record(e)) for e in entries.values())
+    return [(e["facts"], f"{e['cpu']}; {e['device']}", r) for e, r in found if r is not None and "facts" in e]
+
+
+def _update(change: Callable[[dict[str, Any]], object]) -> None:
+    with locked(FILE):
+        path = cache_dir() / f"{FILE}.json"
+        entries = _load(os.fspath(path))
+        change(entries)
+        with suppress(OSError):
+            write_atomically(path, json.dumps({"schema": SCHEMA, "records": entries}, indent=1))
+    reread()
+
+
+def _records(folder: str) -> dict[str, Any]:
+    # By the variable, not the directory: that costs a few system calls, and this is asked often.
+    with _cached.lock:
+        found = _cached.records.get(folder)
+        if found is None:
+            found = _cached.records[folder] = _load(os.fspath(cache_dir() / f"{FILE}.json"))
+        return found
+
+
+def _load(path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            data = json.load(file)
+        if data["schema"] == SCHEMA and isinstance(data["records"], dict):
+            return {name: entry for name, entry in data["records"].items() if isinstance(entry, dict)}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass  # absent, damaged, of another version, or not ours: the same as nothing known
+    return {}
+
+
+def _record(entry: dict[str, Any]) -> TuningRecord | None:
+    try:
+        return TuningRecord.from_dict(entry)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _written(entry: dict[str, Any]) -> float:
+    written = entry.get("written")
+    return float(written) if isinstance(written, (int, float)) else 0.0
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of the file; the variants' part comes from the kernels' parameters."""
+    number: dict[str, Any] = {"type": ["number", "null"]}
+    text = {"type": "string"}
+    result = {
+        "variant": {"$ref": "#/$defs/variant"}, "outcome": {"enum": [*OUTCOMES]}, "reason": text,
+        "log": {**text, "description": "The end of the compiler's or the process's output."},
+        "seconds": {**number, "exclusiveMinimum": 0},
+        "gbs": {**number, "minimum": 0, "description": "Bytes read and written per second, in 1e9."},
+    }  # fmt: skip
+    fact = {"type": ["string", "integer"]}
+    record = {
+        "device": {**text, "description": "DeviceInfo.key: platform, device, driver."}, "cpu": text,
+        "facts": {"type": "object", "additionalProperties": fact, "description": "What default families match."},
+        "dtype": {"enum": [*DTYPES]}, "pairing": {"enum": [*get_args(Pairing)]}, "in_place": {"type": "boolean"},
+        "size": {"enum": [*get_args(SizeClass)]},
+        "nbytes": {"type": "integer", "minimum": 1, "description": "Of the tensor that was rotated."},
+        "ceiling_gbs": {**number, "description": "The best copy, in place the best scaling."},
+        "checked_against": {"enum": ["emulation", "strided"]}, "seed": {"type": "integer", "minimum": 0},
+        "written": {"type": "number", "description": "Seconds since 1970."},
+        "winner": {"anyOf": [{"$ref": "#/$defs/variant"}, {"type": "null"}]},
+        "results": {"type": "array", "items": _object(result)},
+    }  # fmt: skip
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": SCHEMA,
+        "title": "The tuning database: tuning.json in clrope's cache directory",
+        **_object(
+            {"schema": {"const": SCHEMA}, "records": {"type": "object", "additionalProperties": _object(record)}}
+        ),
+        "$defs": {"variant": variant_schema()},
+    }
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "required": [*properties], "additionalProperties": False, "properties": properties}

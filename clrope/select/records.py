@@ -1,0 +1,157 @@
+"""Tuning records: what happened when each variant was tried, for one tuning key. JSON-ready."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+from ..kernels.problem import Pairing
+from ..kernels.variant import Variant
+
+#: `ok`: right, and the one to use; `slower`: right. The others are never used: `build_error`: it does not compile;
+#: `crash`: it ended the process; `timeout`: it did not end; `wrong`: wrong values; `not_run`: the output was left as it
+#: was, or the driver refused the launch.
+OutcomeKind = Literal["ok", "build_error", "crash", "timeout", "wrong", "not_run", "slower"]
+OUTCOMES: tuple[OutcomeKind, ...] = get_args(OutcomeKind)
+BROKEN: frozenset[OutcomeKind] = frozenset({"build_error", "crash", "timeout", "wrong", "not_run"})
+#: By where the tensors of a call are: in a core's own cache, in one that cores share, in memory.
+SizeClass = Literal["small", "medium", "large"]
+SIZES: tuple[SizeClass, ...] = get_args(SizeClass)
+
+
+@dataclass(frozen=True)
+class TuningKey:
+    """The class of problems that a variant is chosen for."""
+
+    dtype: str
+    pairing: Pairing
+    in_place: bool
+    size: SizeClass
+
+    def __str__(self) -> str:
+        place = "in place" if self.in_place else "out of place"
+        return f"{self.dtype} {self.pairing} {place} {self.size}"
+
+
+@dataclass(frozen=True)
+class VariantResult:
+    """What happened when a variant was tried: why in a line, the log of its compiler or process, its time if right.
+
+    seconds: of one run. gbs: bytes read and written per second, in 1e9.
+    """
+
+    variant: Variant
+    outcome: OutcomeKind
+    reason: str = ""
+    log: str = ""
+    seconds: float | None = None
+    gbs: float | None = None
+
+    @property
+    def broken(self) -> bool:
+        """Whether the variant must not be used."""
+        return self.outcome in BROKEN
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary."""
+        return {
+            "variant": self.variant.to_dict(), "outcome": self.outcome, "reason": self.reason, "log": self.log,
+            "seconds": self.seconds, "gbs": self.gbs,
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> VariantResult:
+        """Return the result of `to_dict`; `ValueError`, `KeyError` or `TypeError` for anything else."""
+        if data["outcome"] not in OUTCOMES:
+            raise ValueError(f"outcome: got {data['outcome']!r}")
+        return cls(
+            Variant.from_dict(data["variant"]), data["outcome"], str(data["reason"]), str(data["log"]),
+            _number(data["seconds"]), _number(data["gbs"]),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TuningRecord:
+    """The results of all variants for one tuning key on one device, with what they were measured on.
+
+    nbytes: of the tensor that was rotated. ceiling_gbs: the best copy (in place: scaling) of the same bytes in the same
+    run. checked_against: 'emulation' (the same bits as in NumPy), or 'strided' (the same bits as the strided kernel's,
+    which are close to those: for devices that round in their own way).
+    """
+
+    key: TuningKey
+    results: tuple[VariantResult, ...]
+    nbytes: int
+    ceiling_gbs: float | None = None
+    checked_against: str = "emulation"
+    seed: int = 0
+    written: float = 0.0
+
+    @property
+    def winner(self) -> Variant | None:
+        """The variant to use; None if none was right and timed."""
+        return next((o.variant for o in self.results if o.outcome == "ok"), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary."""
+        winner = self.winner
+        return {
+            "dtype": self.key.dtype, "pairing": self.key.pairing, "in_place": self.key.in_place,
+            "size": self.key.size, "nbytes": self.nbytes, "ceiling_gbs": self.ceiling_gbs,
+            "checked_against": self.checked_against, "seed": self.seed, "written": self.written,
+            "winner": winner.to_dict() if winner else None, "results": [o.to_dict() for o in self.results],
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TuningRecord:
+        """Return the record of `to_dict`; `ValueError`, `KeyError` or `TypeError` for anything else."""
+        key = TuningKey(str(data["dtype"]), data["pairing"], bool(data["in_place"]), data["size"])
+        if key.pairing not in get_args(Pairing) or key.size not in SIZES:
+            raise ValueError(f"key: got {key}")
+        return cls(
+            key, tuple(VariantResult.from_dict(o) for o in data["results"]), int(data["nbytes"]),
+            _number(data["ceiling_gbs"]), str(data["checked_against"]), int(data["seed"]), float(data["written"]),
+        )  # fmt: skip
+
+
+#: How much slower a variant may be than the fastest and still be chosen because it comes earlier in the list.
+TOLERANCE: Mapping[SizeClass, float] = {
+    "large": 1.02,
+    # Shared caches are noisy.
+    "medium": 1.05,
+    # A simpler variant builds less (not again for every number of pairs), which a few calls never win back.
+    "small": 1.1,
+}
+
+
+def decided(results: list[VariantResult], size: SizeClass) -> tuple[VariantResult, ...]:
+    """Return the results with one `ok`: the first whose time is within the tolerance of the best; others `slower`."""
+    best = min((o.seconds for o in results if not o.broken and o.seconds is not None), default=None)
+    made: list[VariantResult] = []
+    found = False
+    for o in results:
+        if not o.broken:
+            wins = best is not None and o.seconds is not None and o.seconds <= best * TOLERANCE[size] and not found
+            found = found or wins
+            o = replace(o, outcome="ok" if wins else "slower")
+        made.append(o)
+    return tuple(made)
+
+
+@dataclass(frozen=True)
+class TuningReport:
+    """The result of tuning a device: records, the keys for which there was no time, and errors."""
+
+    device: str
+    records: list[TuningRecord] = field(default_factory=list)
+    left: list[TuningKey] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+def _number(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"got {value!r} for a number")
+    return float(value)

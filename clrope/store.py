@@ -1,0 +1,201 @@
+"""What is remembered between processes: one JSON file a subject in the cache directory, locked and replaced atomically.
+
+A file that cannot be read, is damaged or of another schema counts as empty, a damaged record as absent, and what cannot
+be written is not remembered: a cache never makes a call fail.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class _Entry(msgspec.Struct, omit_defaults=True):
+    record: Any
+    written: float
+    expires: float | None = None
+
+
+class _Contents(msgspec.Struct):
+    schema: str
+    entries: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Store(Generic[T]):
+    """Records of one type by key, in the file `<name>.json`.
+
+    kind:   a dataclass, a msgspec Struct, or dict; a record that does not fit it counts as absent.
+    schema: raise it when the meaning of a record changes.
+    most:   records kept; the oldest go first.
+    """
+
+    name: str
+    kind: type[T]
+    schema: int = 1
+    most: int = 64
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return cache_dir() / f"{self.name}.json"
+
+    def get(self, key: str) -> T | None:
+        """Return the record `key`, None if there is none or its time is over."""
+        return self._record(self._load().get(key))
+
+    def read(self) -> dict[str, T]:
+        """Return all records by key, the oldest first."""
+        found = ((key, self._record(entry)) for key, entry in self._load().items())
+        return {key: record for key, record in found if record is not None}
+
+    def put(self, key: str, record: T, keep_s: float | None = None) -> None:
+        """Remember a record, for `keep_s` seconds or for good."""
+        self.put_all({key: record}, keep_s)
+
+    def put_all(self, records: Mapping[str, T], keep_s: float | None = None) -> None:
+        """Remember several records in one step."""
+        now = time.time()
+        expires = None if keep_s is None else now + keep_s
+        new = {key: _Entry(record, now, expires) for key, record in records.items()}
+        self._change(lambda entries: {**{k: e for k, e in entries.items() if k not in new}, **new})
+
+    def forget(self, prefix: str) -> None:
+        """Drop every record whose key begins with `prefix`."""
+        self._change(lambda entries: {k: e for k, e in entries.items() if not k.startswith(prefix)})
+
+    def _change(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        with locked(self.name):
+            entries = list(change(self._load()).items())[-self.most :]
+            data = msgspec.json.encode(_Contents(self._tag, dict(entries)))
+            with contextlib.suppress(OSError):
+                write_atomically(self.path, msgspec.json.format(data, indent=1).decode())
+
+    @property
+    def _tag(self) -> str:
+        return f"clrope.{self.name}/{self.schema}"
+
+    def _load(self) -> dict[str, Any]:
+        try:
+            file = msgspec.json.decode(self.path.read_bytes(), type=_Contents)
+        except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
+            return {}
+        return file.entries if file.schema == self._tag else {}
+
+    def _record(self, data: Any) -> T | None:
+        try:
+            entry = msgspec.convert(data, _Entry)
+            if entry.expires is None or time.time() <= entry.expires:
+                return msgspec.convert(entry.record, self.kind)
+        except msgspec.ValidationError:
+            pass
+        return None
+
+
+class Snapshot(Generic[T]):
+    """The records of a store as read once in this process, for callers that ask at every call.
+
+    version: changes whenever the answer may: another `CLROPE_CACHE_DIR`, or `reread()` after a change of the store.
+    """
+
+    def __init__(self, store: Store[T]) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._times = 0
+        self._read: dict[str, dict[str, T]] = {}
+
+    @property
+    def version(self) -> tuple[str, int]:
+        """Return what to keep next to anything derived from the records."""
+        # The variable, not the directory: finding that takes system calls.
+        return os.environ.get("CLROPE_CACHE_DIR", ""), self._times
+
+    def records(self) -> Mapping[str, T]:
+        """Return the records, read at the first call."""
+        with self._lock:
+            place = self.version[0]
+            if place not in self._read:
+                self._read[place] = self._store.read()
+            return self._read[place]
+
+    def reread(self) -> None:
+        """Read the file again at the next call of `records`."""
+        with self._lock:
+            self._read.clear()
+            self._times += 1
+
+
+def cache_dir() -> Path:
+    """Return the private cache directory (`CLROPE_CACHE_DIR`, else the user's), made if absent.
+
+    Where it cannot be used (read-only home) a temporary directory of this process takes its place: everything works,
+    nothing is remembered.
+    """
+    given = os.environ.get("CLROPE_CACHE_DIR")
+    if given:
+        path = Path(given).expanduser().absolute()
+    else:
+        import platformdirs  # here, because importing this package must stay cheap
+
+        path = Path(platformdirs.user_cache_dir("clrope", appauthor=False))
+    with contextlib.suppress(OSError):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(path, os.R_OK | os.W_OK | os.X_OK):
+            return path
+    return _temporary_dir(os.getpid())
+
+
+@functools.cache
+def _temporary_dir(pid: int) -> Path:
+    folder = tempfile.mkdtemp(prefix="clrope-")
+
+    def remove() -> None:
+        if os.getpid() == pid:  # not at the end of a forked child
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return Path(folder)
+
+
+@contextlib.contextmanager
+def locked(name: str, timeout: float = 10.0) -> Iterator[bool]:
+    """Hold the lock `name` of the cache directory; yields False, not held, where it could not be had in time."""
+    import filelock
+
+    lock = filelock.FileLock(str(cache_dir() / f"{name}.lock"))
+    try:
+        lock.acquire(timeout=timeout)
+    except (filelock.Timeout, OSError, NotImplementedError):
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a reader sees either the old one or the whole new one."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

@@ -1,0 +1,125 @@
+"""A `Case` with its inputs: run on a device with a poisoned output, compared with the float64 reference."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import api, reference
+from ..config import RopeConfig
+from ..emulation import emulate_rope
+from ..testing import digest_of, limit_for, nmse
+from .case import Case
+from .case_memory import Memory
+from .case_outcome import CaseOutcome
+
+if TYPE_CHECKING:
+    from ..device import DeviceInfo
+
+
+def generator(seed: int, label: str) -> np.random.Generator:
+    """Return the source of random numbers of a case: the same whatever other cases run."""
+    return np.random.default_rng([seed, zlib.crc32(label.encode())])
+
+
+def draw_positions(case: Case, rng: np.random.Generator) -> Any:
+    """Return positions in the form and integer type that the case names."""
+    b, s = case.shape["b"], case.shape["s"]
+    rows: tuple[int, ...] = (4,) if case.uses_sections else ()
+    if case.pos == "offset":
+        return np.dtype(case.pt).type(rng.integers(0, case.n_ctx))
+    low, high = {"signed": (-case.n_ctx, case.n_ctx), "far": (-(1 << 31), 1 << 31)}.get(case.pos, (0, case.n_ctx))
+    shape = {"offsets": (b,), "batch": (*rows, b, s), "three": (3, s)}.get(case.pos, (*rows, s))
+    return rng.integers(low, high, shape).astype(case.pt)
+
+
+@dataclass(frozen=True)
+class CaseLine:
+    """A `Case` as a line of a suite."""
+
+    case: Case
+
+    @property
+    def label(self) -> str:
+        """The case's notation."""
+        return str(self.case)
+
+    def prepare(self, seed: int) -> RopeTrial:
+        """Draw the inputs and compute the reference."""
+        return RopeTrial(self.case, seed)
+
+
+class RopeTrial:
+    """One call of `clrope.rope` on inputs drawn from a seed.
+
+    x (and the memory around it) is uniform in [-1, 1], freq_factors in [0.9, 1.1], positions as the case says.
+    """
+
+    def __init__(self, case: Case, seed: int) -> None:
+        self.case = case
+        rng = generator(seed, str(case))
+        self.x = Memory(case, case.v)
+        self.x.fill(rng)
+        factors = None
+        if case.ff:
+            count = case.config(None).n_pairs(None)
+            factors = tuple(float(f) for f in rng.uniform(0.9, 1.1, count).astype(np.float32))
+        self.config: RopeConfig = case.config(factors)
+        self.positions = draw_positions(case, rng)
+        self.want: npt.NDArray[np.float64] = flat(
+            [reference.rope(x, self.positions, self.config, case.forward, layout=case.lo) for x in self.x.views]
+        )
+        self.digest = digest_of(
+            [emulate_rope(x, self.positions, self.config, case.forward, layout=case.lo) for x in self.x.views]
+        )
+        self.limit = limit_for(case.type, self.want.size)
+
+    def run(self, device: DeviceInfo) -> CaseOutcome:
+        """Run on the device; the inputs are as before afterwards."""
+        case = self.case
+        if case.type == "f64" and not device.fp64:
+            return CaseOutcome("skip", limit=self.limit, detail="the device has no fp64")
+        untouched = False
+        try:
+            got, errors = self._call(device)
+            untouched = not case.inplace and not errors
+        finally:
+            # For the next device.
+            if not untouched:
+                self.x.restore()
+        return self.check(got, errors)
+
+    def _call(self, device: DeviceInfo) -> tuple[list[npt.NDArray[Any]], list[str]]:
+        case, errors = self.case, []
+        target = self.x if case.inplace else Memory(case, case.v if case.o or len(self.x.views) > 1 else 0)
+        if not case.inplace:
+            target.poison()
+        single = len(self.x.views) == 1
+        api.rope(
+            self.x.views[0] if single else self.x.views, self.positions, self.config, case.forward,
+            out=target.views[0] if single else target.views, layout=case.lo, device=device,
+        )  # fmt: skip
+        got = [np.array(view) for view in target.views]
+        stray = target.stray()
+        if stray:
+            errors.append(f"{stray} elements outside the output changed")
+        changed = 0 if case.inplace else self.x.changed()
+        if changed:
+            errors.append(f"{changed} elements of the input changed")
+        return got, errors
+
+    def check(self, got: list[npt.NDArray[Any]], errors: list[str]) -> CaseOutcome:
+        """Compare a result with the reference."""
+        error = nmse(flat(got), self.want)
+        if not error <= self.limit:
+            errors = [f"limit {self.limit:.0e}", *errors]
+        return CaseOutcome("fail" if errors else "ok", error, self.limit, digest_of(got), "; ".join(errors))
+
+
+def flat(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Return all elements, one array behind the other."""
+    return np.concatenate([np.ravel(a) for a in arrays])

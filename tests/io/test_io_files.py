@@ -1,0 +1,221 @@
+"""Reading and writing named arrays, against NumPy's and safetensors' own readers and writers."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import struct
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from clrope.errors import ConfigError, RopeError, ShapeError
+from clrope.io import files as module
+from clrope.io import format_of, read_arrays, read_metadata, write_arrays
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+DTYPES = [np.dtype(name) for name in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?")] + [BF16]
+
+
+def sample(dtype: np.dtype[Any]) -> dict[str, np.ndarray]:
+    bits = np.arange(24, dtype=np.int64)
+    return {
+        "q": (bits % 2 if dtype.kind == "b" else bits).astype(dtype).reshape(2, 3, 4),
+        "file": bits[:5].astype(dtype),
+        "empty": np.zeros((0, 4), dtype),
+        "scalar": np.ones((), dtype),
+        "view": bits.astype(dtype).reshape(4, 6)[::2, 1::2],
+        "transposed": bits.astype(dtype).reshape(4, 6).T,
+    }
+
+
+def assert_equal(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> None:
+    assert set(got) == set(want)
+    for name, array in want.items():
+        assert type(got[name]) is np.ndarray
+        assert (got[name].dtype, got[name].shape) == (array.dtype, array.shape)
+        assert got[name].tobytes() == array.tobytes(), name
+        assert got[name].flags.aligned
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_round_trip(tmp_path: Path, suffix: str, dtype: np.dtype[Any]) -> None:
+    path = tmp_path / f"a{suffix}"
+    write_arrays(path, sample(dtype))
+    assert_equal(read_arrays(path), sample(dtype))
+    assert os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["q", "empty", "scalar", "view", "transposed"])
+def test_round_trip_npy(tmp_path: Path, name: str, dtype: np.dtype[Any]) -> None:
+    path, array = tmp_path / "a.NPY", sample(dtype)[name]
+    write_arrays(path, {name: array})
+    assert_equal(read_arrays(path), {"x": array})
+
+
+def test_mixed_types_in_one_file(tmp_path: Path) -> None:
+    content = {str(dtype): np.ones(3, dtype) for dtype in DTYPES}
+    for suffix in (".npz", ".safetensors"):
+        write_arrays(tmp_path / f"a{suffix}", content)
+        assert_equal(read_arrays(tmp_path / f"a{suffix}"), content)
+
+
+def test_numpy_reads_what_we_write_and_the_reverse(tmp_path: Path) -> None:
+    content = {"q": np.arange(6.0).reshape(2, 3), "k": np.arange(4, dtype=np.float16)}
+    write_arrays(tmp_path / "a.npz", content)
+    with np.load(tmp_path / "a.npz") as file:
+        assert_equal({name: file[name] for name in file.files}, content)
+    np.savez_compressed(tmp_path / "b.npz", **content)
+    assert_equal(read_arrays(tmp_path / "b.npz"), content)
+    np.save(tmp_path / "c.npy", np.asfortranarray(content["q"]))
+    assert_equal(read_arrays(tmp_path / "c.npy"), {"x": content["q"]})
+    np.save(tmp_path / "d.npy", content["q"].astype(">f8"))
+    assert_equal(read_arrays(tmp_path / "d.npy"), {"x": content["q"]})
+
+
+def test_bfloat16_in_numpy_files_is_an_opaque_pair_of_bytes(tmp_path: Path) -> None:
+    x = np.arange(5).astype(BF16)
+    write_arrays(tmp_path / "a.npy", {"x": x})
+    raw = np.load(tmp_path / "a.npy")
+    assert raw.dtype == np.dtype("V2")
+    assert raw.tobytes() == x.tobytes()
+
+
+def test_safetensors_package_reads_what_we_write_and_the_reverse(tmp_path: Path) -> None:
+    numpy_api = pytest.importorskip("safetensors.numpy")
+    safetensors = pytest.importorskip("safetensors")
+    content = sample(np.dtype("f4")) | {"h": np.arange(3, dtype=np.float16), "b": np.arange(3).astype(BF16)}
+    content["flag"] = np.array([True])
+    write_arrays(tmp_path / "a.safetensors", content, {"made": "here"})
+    assert_equal({name: np.asarray(a) for name, a in numpy_api.load_file(tmp_path / "a.safetensors").items()}, content)
+    with safetensors.safe_open(tmp_path / "a.safetensors", "np") as file:
+        assert file.metadata() == {"made": "here"}
+    whole = {name: np.ascontiguousarray(array) for name, array in content.items() if array.ndim}
+    numpy_api.save_file(whole, tmp_path / "b.safetensors", {"made": "there"})
+    assert_equal(read_arrays(tmp_path / "b.safetensors"), whole)
+    assert read_metadata(tmp_path / "b.safetensors") == {"made": "there"}
+
+
+def test_what_is_mapped_is_read_only_and_not_copied(tmp_path: Path) -> None:
+    x = np.arange(12.0).reshape(3, 4)
+    for suffix in (".npy",):
+        path = tmp_path / f"a{suffix}"
+        write_arrays(path, {"x": x})
+        got = read_arrays(path)["x"]
+        assert not got.flags.writeable
+        base: Any = got
+        while isinstance(base, np.ndarray) and base.base is not None:
+            if isinstance(base, np.memmap):
+                break
+            base = base.base
+        assert isinstance(base, np.memmap), suffix
+
+
+def test_reading_and_replacing_the_same_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    write_arrays(path, {"x": np.arange(4.0)})
+    mapped = read_arrays(path)["x"]
+    write_arrays(path, {"x": mapped * 2})
+    assert mapped.tolist() == [0, 1, 2, 3]
+    assert read_arrays(path)["x"].tolist() == [0, 2, 4, 6]
+
+
+def test_metadata_is_for_safetensors(tmp_path: Path) -> None:
+    write_arrays(tmp_path / "a.npz", {"x": np.ones(2)}, {})
+    assert read_metadata(tmp_path / "a.npz") == {}
+    with pytest.raises(ConfigError, match=r"a.npz: metadata fits in .safetensors only"):
+        write_arrays(tmp_path / "a.npz", {"x": np.ones(2)}, {"a": "b"})
+    with pytest.raises(ConfigError, match="metadata 'n' is not a string"):
+        write_arrays(tmp_path / "a.safetensors", {"x": np.ones(2)}, {"n": 1})  # type: ignore[dict-item]
+
+
+def test_new_files_get_the_usual_permissions(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("")
+    write_arrays(tmp_path / "a.npy", {"x": np.ones(2)})
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("plain", "a.npy")]
+    assert modes[0] == modes[1]
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors"])
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"a{suffix}"
+    write_arrays(path, {"x": np.arange(3.0)})
+    before = path.read_bytes()
+
+    def full_disk(*args: object, **kwargs: object) -> None:
+        args[0].write(b"half of it")  # type: ignore[attr-defined]
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "_write_npy", full_disk)
+    monkeypatch.setattr(module, "_write_safetensors", full_disk)
+    with pytest.raises(RopeError, match=r"cannot be written \(No space left on device\)"):
+        write_arrays(path, {"x": np.arange(9.0)})
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_refusals(tmp_path: Path) -> None:
+    x = np.ones(2)
+    with pytest.raises(ConfigError, match=r"a.txt: suffix '.txt' is not one of .npy, .npz, .safetensors"):
+        write_arrays(tmp_path / "a.txt", {"x": x})
+    with pytest.raises(ConfigError, match="suffix '' is not one of"):
+        format_of(tmp_path / "a")
+    with pytest.raises(ShapeError, match=r"a .npy file holds one array, got 2; use .npz or .safetensors"):
+        write_arrays(tmp_path / "a.npy", {"x": x, "y": x})
+    with pytest.raises(ShapeError, match="x: dtype complex128 cannot be written"):
+        write_arrays(tmp_path / "a.npy", {"x": x.astype(complex)})
+    with pytest.raises(ShapeError, match="'__metadata__' cannot be the name"):
+        write_arrays(tmp_path / "a.safetensors", {"__metadata__": x})
+    with pytest.raises(RopeError, match=r"cannot be written \(No such file or directory\)"):
+        write_arrays(tmp_path / "no" / "a.npy", {"x": x})
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors"])
+def test_unreadable_files(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    with pytest.raises(RopeError, match=r"cannot be read \(No such file"):
+        read_arrays(path)
+    for content in (b"", b"x", b"nonsense" * 9):
+        path.write_bytes(content)
+        with pytest.raises(RopeError, match=f"not a readable {suffix} file"):
+            read_arrays(path)
+    write_arrays(path, {"x": np.arange(100.0)})
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(RopeError, match=f"not a readable {suffix} file"):
+        read_arrays(path)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]},
+        {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [-1, -2], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]},
+        {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]},
+        {"dtype": "F32", "shape": [2]},
+        [],
+    ],
+)
+def test_damaged_safetensors_header(tmp_path: Path, entry: object) -> None:
+    header = json.dumps({"x": entry}).encode()
+    (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    with pytest.raises(RopeError, match=r"a.safetensors: not a readable .safetensors file \(.+\)"):
+        read_arrays(tmp_path / "a.safetensors")
+
+
+def test_unaligned_tensor_is_copied(tmp_path: Path) -> None:
+    header = json.dumps({"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    header += b" " * (-(len(header) + 3) % 4)
+    body = np.array([1, 2], "<f4").tobytes()
+    (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + body)
+    assert_equal(read_arrays(tmp_path / "a.safetensors"), {"x": np.array([1, 2], np.float32)})

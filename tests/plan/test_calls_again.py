@@ -1,0 +1,213 @@
+"""A call like one before uses what was compiled for it, with its own addresses, where nothing else has changed."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import aligned_memory
+
+import clrope
+import clrope.runtime
+from clrope.emulation import emulate_rope
+from clrope.errors import ShapeError
+from clrope.kernels.variant import Variant
+from clrope.operation import Rope
+from clrope.runtime import runtime_for
+
+CONFIG = clrope.RopeConfig("neox", n_dims=64)
+SHAPE = (2, 3, 4, 64)
+PLACES = np.array([1, 2, 3])
+
+
+@pytest.fixture
+def host(device: clrope.DeviceInfo) -> clrope.DeviceInfo:
+    """A device that works in NumPy's memory itself."""
+    if device.kind != "cpu":
+        pytest.skip("only a CPU works in NumPy's memory itself")
+    runtime_for(device).calls.clear()
+    return device
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The calls that were checked and compiled."""
+    seen: list[Any] = []
+    plan = Rope._plan
+
+    def noted(self: Rope, x: Any, *rest: Any) -> Any:
+        seen.append(x)
+        return plan(self, x, *rest)
+
+    monkeypatch.setattr(Rope, "_plan", noted)
+    return seen
+
+
+def values(rng: np.random.Generator, shape: Any = SHAPE, dtype: Any = np.float32, shift: int = 0) -> Any:
+    """Numbers that begin `shift` elements after a multiple of 64, in memory of their own."""
+    out = aligned_memory(int(np.prod(shape)), dtype, shift).reshape(shape)
+    out[...] = rng.uniform(-1, 1, shape)
+    return out
+
+
+@pytest.mark.parametrize("out", ["new", "given", "in place"])
+@pytest.mark.parametrize("mode", ["normal", "neox"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_other_arrays(
+    host: clrope.DeviceInfo, rng: np.random.Generator, planned: list[Any], out: str, mode: Any, dtype: Any
+) -> None:
+    config = clrope.RopeConfig(mode, n_dims=64)
+    op = clrope.Rope(config, host)
+    keep = []
+    for turn in range(6):
+        x = values(rng, dtype=dtype, shift=1056 * turn)
+        want = emulate_rope(x, [5, 6, 7], config)
+        given = {"new": None, "given": values(rng, dtype=dtype, shift=32 * (7 - turn)), "in place": x}[out]
+        got = op(x, np.array([5, 6, 7]), out=given)
+        assert out == "new" or got is given
+        np.testing.assert_array_equal(got, want)
+        keep.append((x, got))
+    assert len(planned) == 1
+
+
+def test_several_tensors(host: clrope.DeviceInfo, rng: np.random.Generator, planned: list[Any]) -> None:
+    """q, k and v, of which two are alike and go into one launch, whatever their order."""
+    op = clrope.Rope(CONFIG, host)
+    for heads in ((8, 2, 8), (2, 8, 8), (8, 8, 2)):
+        del planned[:]
+        for _ in range(3):
+            x = tuple(values(rng, (1, 3, n, 64)) for n in heads)
+            for y, a in zip(op(x, 9), x, strict=True):
+                np.testing.assert_array_equal(y, emulate_rope(a, 9, CONFIG))
+        assert len(planned) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["alignment", "strides", "dtype", "shape", "forward", "layout", "place of the result"],
+)
+def test_another_signature_is_compiled(
+    host: clrope.DeviceInfo, rng: np.random.Generator, planned: list[Any], change: str
+) -> None:
+    op = clrope.Rope(CONFIG, host)
+
+    def call(x: Any, positions: Any = PLACES, forward: bool = True, layout: str = "bsnd") -> Any:
+        got = op(x, positions, forward, layout=layout)
+        np.testing.assert_array_equal(got, emulate_rope(x, positions, CONFIG, forward, layout))
+        return got
+
+    x = values(rng)
+    for _ in range(2):
+        call(x)
+    assert len(planned) == 1
+    if change == "alignment":
+        call(values(rng, shift=1))
+    elif change == "strides":
+        call(values(rng, (3, 2, 4, 64)).transpose(1, 0, 2, 3))
+    elif change == "dtype":
+        call(values(rng, dtype=np.float16))
+    elif change == "shape":
+        call(values(rng, (1, 3, 4, 64)))
+    elif change == "forward":
+        call(x, forward=False)
+    elif change == "layout":
+        call(values(rng, (2, 4, 3, 64)), layout="bnsd")
+    else:
+        want = emulate_rope(x, [1, 2, 3], CONFIG)
+        np.testing.assert_array_equal(op(x, np.array([1, 2, 3]), out=x), want)
+    assert len(planned) == 2
+
+
+def test_positions_are_arguments(host: clrope.DeviceInfo, rng: np.random.Generator, planned: list[Any]) -> None:
+    """Positions of any value and form need no further check of the arrays."""
+    op, x = clrope.Rope(CONFIG, host), values(rng)
+    each = rng.integers(-99, 99, (2, 3))
+    for positions in (4, 4, np.int64(4), 5, -7, 2**40, [4, 5, 6], np.array([1, 2, 4], np.int32), each, [3, 9], 5):
+        np.testing.assert_array_equal(op(x, positions), emulate_rope(x, positions, CONFIG))
+    assert len(planned) == 1
+    with pytest.raises(ShapeError, match=r"positions: got shape \[4\](.|\n)*in rope"):
+        op(x, [1, 2, 3, 4])
+
+
+def test_counting_positions_need_no_table(host: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    """A decode step whose position moves uploads nothing and makes no table."""
+    op, x = clrope.Rope(CONFIG, host), values(rng, (1, 1, 32, 64))
+    runtime = runtime_for(host)
+    runtime.forget_tables()
+    op(x, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clrope.plan.angle_sources, "upload", None)
+        for p in (4, 5, np.int64(6), [7], np.array([8], np.int32)):
+            np.testing.assert_array_equal(op(x, p), emulate_rope(x, p, CONFIG))
+    assert not runtime.tables
+
+
+def test_what_is_refused_stays_refused(host: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    op = clrope.Rope(CONFIG, host)
+    block = values(rng, (2 * SHAPE[0], *SHAPE[1:]))
+    x, y = block[:2], block[2:]
+    for _ in range(2):
+        op(x, 3, out=y)
+    before = block.copy()
+    with pytest.raises(ShapeError, match="overlaps"):
+        op(block[:2], 3, out=block[1:3])
+    y.flags.writeable = False
+    with pytest.raises(ShapeError, match="read-only"):
+        op(x, 3, out=y)
+    np.testing.assert_array_equal(block, before)
+
+
+def test_tables_gone(host: clrope.DeviceInfo, rng: np.random.Generator, planned: list[Any]) -> None:
+    """What is kept for later calls keeps no tables alive."""
+    op, x = clrope.Rope(CONFIG, host, variant=Variant(kernel="strided")), values(rng)
+    runtime = runtime_for(host)
+    op(x, [7, 3, 2])
+    op(x, [7, 3, 2])
+    first = weakref.ref(next(reversed(list(runtime.tables.values()))))
+    for start in range(12):
+        op(x, np.arange(start, start + 3))
+    gc.collect()
+    assert first() is None
+    del planned[:]
+    np.testing.assert_array_equal(op(x, [7, 3, 2]), emulate_rope(x, [7, 3, 2], CONFIG))
+    assert not planned
+
+
+def test_arrays_and_signatures_are_let_go(
+    host: clrope.DeviceInfo, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = runtime_for(host)
+    runtime.calls.clear()
+    monkeypatch.setattr(clrope.runtime, "CALLS_KEPT", 3)
+    op = clrope.Rope(CONFIG, host)
+    gone = []
+    for batch in (1, 2, 3, 4, 5, 5):
+        x = values(rng, (batch, 3, 4, 64))
+        y = op(x, 3)
+        gone += [weakref.ref(x), weakref.ref(y)]
+        del x, y
+    gc.collect()
+    assert [ref() is None for ref in gone] == [True] * len(gone)
+    assert len(runtime.calls) == 3
+
+
+def test_many_threads(host: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    """One signature, several callers: each gets its own result."""
+    op = clrope.Rope(CONFIG, host)
+    inputs = [values(rng) for _ in range(4)]
+    wanted = [emulate_rope(x, 3, CONFIG) for x in inputs]
+
+    def work(number: int) -> int:
+        wrong = 0
+        for _ in range(60):
+            out = np.full(SHAPE, np.nan, np.float32)
+            op(inputs[number], 3, out=out)
+            wrong += not np.array_equal(out, wanted[number])
+        return wrong
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(4))) == [0] * 4

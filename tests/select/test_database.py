@@ -1,0 +1,340 @@
+"""What tuning found is remembered: by what, through what damage, by how many at once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clrope
+from clrope.kernels import source
+from clrope.kernels.problem import AngleForm, PairLayout, Problem
+from clrope.kernels.variant import KERNELS, STRIDED, Variant
+from clrope.layout import TensorView
+from clrope.select import database, defaults
+from clrope.select.choice import select
+from clrope.select.defaults import default_for, medium_bytes, safe_variant, size_class
+from clrope.select.records import OUTCOMES, OutcomeKind, TuningKey, TuningRecord, VariantResult, decided
+
+KEY = TuningKey("f32", "neox", False, "large")
+FULL = AngleForm(full_tables=True)
+FAST, OTHER = Variant(width=2, prepared=True), Variant(width=2)
+
+
+def record(key: TuningKey = KEY, winner: Variant = FAST, **broken: Any) -> TuningRecord:
+    outcomes = [
+        VariantResult(winner, "ok", seconds=1e-3, gbs=2.5),
+        VariantResult(STRIDED, "slower", seconds=2e-3, gbs=1.25),
+    ]
+    outcomes += [VariantResult(v, kind, "because", "log") for kind, v in broken.items()]
+    return TuningRecord(key, tuple(outcomes), 1 << 20, ceiling_gbs=3.0, seed=7)
+
+
+def place(in_place: bool = False, tokens: int = 1 << 15, **changes: Any) -> Problem:
+    view = TensorView.dense((1, tokens, 2, 128), "f32")
+    pairs = PairLayout.of_config(clrope.RopeConfig("neox", 128), 128)
+    made = Problem(view.shape, "f32", view.strides, view.strides, pairs, in_place, angles=AngleForm(exact=True))
+    return replace(made, **changes)
+
+
+def choose(device: clrope.DeviceInfo, problem: Problem) -> Variant:
+    return select(device, problem, problem.nbytes)
+
+
+def stored(cache: Path) -> Any:
+    return json.loads((cache / "tuning.json").read_text())
+
+
+def test_saved_and_found(cpu: clrope.DeviceInfo, cache: Path) -> None:
+    assert database.known(cpu, "f32", "neox").winner(False, "large") is None
+    database.save(cpu, [record()])
+    known = database.known(cpu, "f32", "neox")
+    assert known.winner(False, "large") == FAST
+    assert known.winner(True, "large") is None
+    assert known.winner(False, "small") is None
+    assert database.known(cpu, "f32", "normal").records == ()
+    assert database.known(cpu, "f16", "neox").records == ()
+    assert known.records[0].results == record().results
+    database.save(cpu, [record(winner=OTHER), record(replace(KEY, size="small"))])
+    known = database.known(cpu, "f32", "neox")
+    assert (known.winner(False, "large"), known.winner(False, "small")) == (OTHER, FAST)
+    database.forget(cpu)
+    assert database.known(cpu, "f32", "neox").records == ()
+    assert stored(cache)["records"] == {}
+
+
+def test_another_driver_cpu_or_kernel_is_unknown(
+    cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.save(cpu, [record()])
+    for other in (
+        replace(cpu, driver_version="another"),
+        replace(cpu, name="another"),
+        replace(cpu, platform="another"),
+        replace(cpu, pocl_cpu="another"),
+    ):
+        assert database.known(other, "f32", "neox").records == ()
+    monkeypatch.setattr(database, "_cpu", lambda: "another")
+    database.reread()
+    assert database.known(cpu, "f32", "neox").records == ()
+
+
+@pytest.fixture
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = tmp_path / "kernels"
+    shutil.copytree(source.kernel_folder(), folder)
+
+    def clear() -> None:
+        source.kernel_source.cache_clear()
+        source.kernel_hash.cache_clear()
+
+    monkeypatch.setattr(source, "kernel_folder", lambda: folder)
+    clear()
+    yield folder
+    clear()
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [("rotate_neox.cl", True), ("storage.clh", True), ("rotate_strided.cl", True), ("rotate_normal.cl", False)],
+)
+def test_a_changed_kernel_is_unknown(
+    cpu: clrope.DeviceInfo, cache: Path, kernels: Path, file: str, changes: bool
+) -> None:
+    database.save(cpu, [record()])
+    assert database.known(cpu, "f32", "neox").winner(False, "large") == FAST
+    with (kernels / file).open("a") as text:
+        text.write("// changed\n")
+    source.kernel_source.cache_clear()
+    source.kernel_hash.cache_clear()
+    assert database.known(cpu, "f32", "neox").winner(False, "large") == (None if changes else FAST)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", '{"schema": "clrope.tuning/2", "records": {}}', '{"schema": "clrope.tuning/4"}', "[" * 9999,
+     '{"schema": "clrope.tuning/4", "records": []}', '{"schema": "clrope.tuning/4", "records": {"a": 1}}', "\udcff"],
+    ids=range(10),
+)  # fmt: skip
+def test_a_damaged_file(cpu: clrope.DeviceInfo, cache: Path, text: str) -> None:
+    (cache / "tuning.json").write_bytes(text.encode(errors="surrogateescape"))
+    assert database.known(cpu, "f32", "neox").records == ()
+    database.save(cpu, [record()])
+    assert database.known(cpu, "f32", "neox").winner(False, "large") == FAST
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda r: r.pop("results"),
+        lambda r: r["results"][0].update(outcome="great"),
+        lambda r: r["results"][0]["variant"].update(width=3),
+        lambda r: r["results"][0]["variant"].update(heads_per_item="2"),
+        lambda r: r["results"][0]["variant"].pop("store"),
+        lambda r: r["results"][0].update(seconds="fast"),
+        lambda r: r.update(pairing="both"),
+        lambda r: r.update(in_place=True),  # a record under another's key
+    ],
+    ids=range(8),
+)
+def test_a_damaged_record(cpu: clrope.DeviceInfo, cache: Path, damage: Any) -> None:
+    small = replace(KEY, size="small")
+    database.save(cpu, [record(), record(small)])
+    data = stored(cache)
+    damage(data["records"][database.record_name(cpu, KEY)])
+    (cache / "tuning.json").write_text(json.dumps(data))
+    database.reread()
+    known = database.known(cpu, "f32", "neox")
+    assert known.winner(False, "large") is None
+    assert known.winner(False, "small") == FAST
+    assert choose(cpu, place()) == default_for(cpu, KEY).fit(place())
+
+
+def test_the_file_fits_its_schema(cpu: clrope.DeviceInfo, cache: Path) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = database.schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    check = jsonschema.Draft202012Validator(schema)
+    broken = {kind: Variant(width=w) for kind, w in zip(OUTCOMES[1:6], (1, 2, 4, 8, 16), strict=True)}
+    database.save(
+        cpu, [record(**broken), TuningRecord(replace(KEY, in_place=True), (VariantResult(FAST, "crash"),), 4096)]
+    )
+    data = stored(cache)
+    check.validate(data)
+    first = next(iter(data["records"].values()))
+    result = schema["properties"]["records"]["additionalProperties"]["properties"]["results"]["items"]
+    assert set(result["properties"]["outcome"]["enum"]) == set(OUTCOMES)
+    assert [set(kernel["required"]) for kernel in schema["$defs"]["variant"]["oneOf"]] == [
+        set(Variant(name).to_dict()) for name in KERNELS
+    ]
+    for damage in ({"width": 3}, {"width": "2"}, {"kernel": "cols"}, {"colour": 1}):
+        spoiled = json.loads(json.dumps(data))
+        next(iter(spoiled["records"].values()))["results"][0]["variant"].update(damage)
+        assert not check.is_valid(spoiled), damage
+    first["results"][0]["outcome"] = "great"
+    assert not check.is_valid(data)
+
+
+WRITER = """
+import sys
+import clrope
+from clrope.select import database
+from clrope.select.records import TuningRecord, TuningKey, VariantResult
+from clrope.kernels.variant import Variant
+first, count, key = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+class Device:
+    kind = platform = vendor = name = driver_version = ""
+    class native_widths:
+        float = 8
+for n in range(first, first + count):
+    d = Device()
+    d.key = f"{key} {n}"
+    result = VariantResult(Variant(), "ok", seconds=1.0)
+    database.save(d, [TuningRecord(TuningKey("f32", "neox", False, "large"), (result,), 1 + n)])
+"""
+
+
+def test_several_processes_at_once(cache: Path) -> None:
+    root = Path(clrope.__file__).parent.parent
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(50 * n), "50", "device"], cwd=root, stderr=subprocess.PIPE)
+        for n in range(3)
+    ]
+    for writer in writers:
+        _, errors = writer.communicate(timeout=120)
+        assert writer.returncode == 0, errors.decode()
+    found = {key.split(" | ")[0]: entry["nbytes"] for key, entry in stored(cache)["records"].items()}
+    assert found == {f"device {n}": 1 + n for n in range(150)}
+    assert not list(cache.glob("tuning.json.*")), "temporary files are left"
+
+
+def test_only_the_newest_are_kept(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "MOST_RECORDS", 3)
+    for n in range(5):
+        database.save(replace(cpu, driver_version=str(n)), [record()])
+    found = [database.known(replace(cpu, driver_version=str(n)), "f32", "neox").records != () for n in range(5)]
+    assert found == [False, False, True, True, True]
+
+
+def test_no_cache_directory(cpu: clrope.DeviceInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CLROPE_CACHE_DIR", str(tmp_path / "file" / "below"))
+    database.reread()
+    assert database.known(cpu, "f32", "neox").records == ()
+    assert choose(cpu, place()) == default_for(cpu, KEY).fit(place())
+    database.reread()
+
+
+def test_what_is_chosen(cpu: clrope.DeviceInfo, cache: Path) -> None:
+    assert choose(cpu, place()) == default_for(cpu, KEY).fit(place())
+    database.save(cpu, [record()])
+    assert choose(cpu, place()) == FAST
+    assert choose(cpu, place(in_place=True)) == default_for(cpu, replace(KEY, in_place=True))
+    assert choose(cpu, place(tokens=2)) == default_for(cpu, replace(KEY, size="small"))
+    # The winner where it does not fit becomes what does.
+    assert choose(cpu, replace(place(), angles=FULL)) == OTHER
+
+
+def test_angles_are_made_only_as_it_was_measured(cpu: clrope.DeviceInfo, cache: Path) -> None:
+    made = FAST.changed(angles="fused")
+    database.save(cpu, [record(winner=made)])
+    part = PairLayout.of_config(clrope.RopeConfig("neox", 64), 128)
+    assert choose(cpu, place()) == made
+    assert choose(cpu, replace(place(), pairs=part)) == FAST
+    assert choose(cpu, replace(place(), angles=AngleForm(exact=True, sections=True))) == FAST
+    # Also in operations, by their configuration.
+    for config, angles in (
+        (clrope.RopeConfig("neox", 128), "fused"),
+        (clrope.RopeConfig("neox", 64), "cached"),
+        (clrope.RopeConfig("imrope", 128, sections=(24, 20, 20)), "cached"),
+    ):
+        x = np.zeros((1, 4096, 32, 128), np.float32)
+        plan = clrope.Rope(config, cpu).plan(x, np.arange(4096))
+        assert {variant.angles for variant in plan.variants} == {angles}, config
+
+
+@pytest.mark.parametrize("kind", ["build_error", "crash", "timeout", "wrong", "not_run"])
+def test_what_is_known_to_fail_is_not_chosen(cpu: clrope.DeviceInfo, cache: Path, kind: OutcomeKind) -> None:
+    default = default_for(cpu, KEY)
+    safe = safe_variant(cpu.kind, "f32", "neox")
+    # Failed in place: not used out of place either; the winner degraded to it neither.
+    elsewhere = replace(KEY, in_place=True, size="small")
+    failed = {default, OTHER}
+    database.save(cpu, [record(), TuningRecord(elsewhere, tuple(VariantResult(v, kind) for v in failed), 4096)])
+    assert choose(cpu, place()) == FAST
+    assert choose(cpu, replace(place(), angles=FULL)).compiled not in failed  # FAST becomes OTHER there
+    assert choose(cpu, place(tokens=2)).compiled not in failed
+    failed |= {FAST, safe, default_for(cpu, elsewhere), default_for(cpu, replace(KEY, size="small"))}
+    database.save(cpu, [TuningRecord(elsewhere, tuple(VariantResult(v, kind) for v in failed), 4096)])
+    assert choose(cpu, place()) == STRIDED
+    database.save(cpu, [TuningRecord(elsewhere, tuple(VariantResult(v, kind) for v in failed | {STRIDED}), 4096)])
+    with pytest.raises(
+        clrope.errors.DeviceError, match=r"every variant of the kernels that supports f32 \[1, 32768, 2, 128"
+    ):
+        choose(cpu, place())
+
+
+def test_how_work_is_divided_does_not_mend_a_variant(cpu: clrope.DeviceInfo, cache: Path) -> None:
+    safe = safe_variant(cpu.kind, "f32", "neox")
+    database.save(cpu, [record(winner=safe.changed(heads_per_item=4), crash=safe.changed(heads_per_item=2))])
+    assert choose(cpu, place()).compiled != safe
+
+
+def test_the_first_of_equals_wins() -> None:
+    def outcomes(*seconds: float | None) -> list[VariantResult]:
+        widths = (1, 2, 4, 8)
+        return [
+            VariantResult(Variant(width=w), "slower" if s else "crash", seconds=s)
+            for w, s in zip(widths, seconds, strict=False)
+        ]
+
+    def kinds(*seconds: float | None, size: str = "large") -> list[str]:
+        return [o.outcome for o in decided(outcomes(*seconds), size)]  # type: ignore[arg-type]
+
+    assert kinds(1.01, 1.0, 2.0) == ["ok", "slower", "slower"]
+    assert kinds(1.05, 1.0, 2.0) == ["slower", "ok", "slower"]
+    assert kinds(1.05, 1.0, 2.0, size="small") == ["ok", "slower", "slower"]
+    assert kinds(None, 1.0) == ["crash", "ok"]
+    assert kinds(None, None) == ["crash", "crash"]
+
+
+@pytest.mark.parametrize(
+    ("platform", "limit"), [("Intel(R) OpenCL", 2 << 20), ("Portable Computing Language", 1 << 20)]
+)
+@pytest.mark.parametrize(
+    ("kind", "cache", "large"),
+    [("cpu", 480 << 20, 32 << 20), ("cpu", 32 << 20, 8 << 20), ("cpu", 0, 32 << 20), ("gpu", 32 << 20, 32 << 20)],
+)
+def test_size_classes(
+    cpu: clrope.DeviceInfo, platform: str, limit: int, kind: Any, cache: int, large: int, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(defaults, "host_cache_bytes", lambda: cache)
+    device = replace(cpu, platform=platform, kind=kind)
+    got = [size_class(device, n) for n in (0, limit - 1, limit, large - 1, large, 1 << 40)]
+    assert got == ["small", "small", "medium", "medium", "large", "large"]
+
+
+def test_a_cache_so_small_that_nothing_is_medium(cpu: clrope.DeviceInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(defaults, "host_cache_bytes", lambda: 1 << 20)
+    limit = medium_bytes(cpu)
+    assert [size_class(cpu, n) for n in (limit - 1, limit)] == ["small", "large"]
+
+
+def test_what_a_call_rotates_altogether_decides_its_size(cpu: clrope.DeviceInfo, cache: Path) -> None:
+    """q and k meet the caches together, and what takes one spelling is one launch."""
+    limit = medium_bytes(cpu)
+    tokens = limit * 3 // 4 // (6 * 128 * 4)
+    medium, small = (replace(KEY, size=size) for size in ("medium", "small"))
+    database.save(cpu, [TuningRecord(p, (VariantResult(v, "ok"),), 4096) for p, v in ((medium, FAST), (small, OTHER))])
+    q, k = np.zeros((tokens, 6, 128), np.float32), np.zeros((tokens, 3, 128), np.float32)
+    op = clrope.Rope(clrope.RopeConfig("neox"), cpu)
+    for given, want in (((q,), OTHER), ((k,), OTHER), ((q, k), FAST)):
+        assert op.plan(given, 0).variants == [want]

@@ -1,0 +1,185 @@
+"""The shipped defaults: what the rules in code chose before there was a file of them, and only what is tried."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import clrope
+from clrope.cli.main import app
+from clrope.device.info import DeviceInfo
+from clrope.kernels.problem import AngleForm, Pairing, PairLayout, Problem
+from clrope.kernels.variant import Variant, candidates
+from clrope.layout import TensorView
+from clrope.select import database, defaults
+from clrope.select.choice import select
+from clrope.select.defaults import default_for, safe_variant
+from clrope.select.records import SIZES, TuningKey, TuningRecord, VariantResult
+from clrope.tune.write_defaults import compact, dumps, merged_defaults
+
+POCL, INTEL = "Portable Computing Language", "Intel(R) OpenCL"
+#: The storage types whose defaults were rules in code.
+DTYPES = ("f16", "bf16", "f32", "f64")
+
+
+def by_rules(
+    pocl: bool, amd: bool, lanes: int, dtype: str, pairing: Pairing, in_place: bool, size: str, x86: bool
+) -> Variant:
+    """The former rules, for CPUs with PoCL 3.0 or 3.1 or Intel's runtime."""
+    width = (16 if lanes >= 16 else 8) // (2 if dtype == "f64" else 1)
+    nan = "plain" if dtype == "bf16" and x86 else "any"
+    if size == "small" or (amd and size == "medium"):
+        return Variant(width=width, access="clang", prepared=True, nan=nan)
+    kind = (dtype, pairing)
+    if not amd:
+        fused = (*kind, in_place, width) == ("f16", "normal", True, 16)
+    elif not pocl:
+        fused = (*kind, in_place) == ("f32", "normal", False)
+    elif dtype == "f64":
+        fused = False
+    else:
+        fused = dtype == "f32" if in_place else kind != ("f16", "normal")
+    return Variant(
+        width=width, access="clang", prepared=True, store="plain" if in_place else "nontemporal",
+        prefetch=8192 if amd else 4096, prefetch_kind="nta" if amd else "levels", nan=nan,
+        angles="fused" if size == "large" and fused else "cached",
+    )  # fmt: skip
+
+
+def machine(cpu: DeviceInfo, lanes: int, **changes: Any) -> DeviceInfo:
+    return replace(cpu, native_widths=cpu.native_widths._replace(float=lanes), **changes)
+
+
+@pytest.mark.parametrize("arch", ["x86_64", "AMD64", "aarch64"])
+@pytest.mark.parametrize("name", ["AMD EPYC", "pthread-AMD EPYC 9B45 128-Core", "Intel(R) Xeon(R) Processor", "cpu"])
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("mode", ["normal", "neox"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_choice_of_the_former_rules(
+    dtype: str, mode: Pairing, in_place: bool, size: Any, name: str, arch: str, cpu: DeviceInfo, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: arch)
+    key = TuningKey(dtype, mode, in_place, size)
+    for platform_name, driver, tried in (
+        (POCL, "3.0-rc2", True),
+        (POCL, "3.1+debian", True),
+        (POCL, "99.1", False),
+        (INTEL, "2026.22.10.0.01_160000", True),
+        ("Something New", "3.0", False),
+    ):
+        for kind in ("cpu", "gpu", "accelerator", "custom"):
+            for lanes in (4, 8, 16):
+                target = machine(cpu, lanes, platform=platform_name, driver_version=driver, kind=kind, name=name)
+                variant = default_for(target, key)
+                if kind != "cpu" or not tried:
+                    assert variant == safe_variant(kind, dtype, mode)
+                    continue
+                x86 = arch != "aarch64"
+                before = by_rules(platform_name == POCL, "AMD" in name, lanes, dtype, mode, in_place, size, x86)
+                # New: small calls compute their angles, so that they need no table.
+                assert variant == (before.changed(angles="fused") if size == "small" else before)
+                assert variant in candidates(kind, dtype, mode)
+
+
+def small(config: clrope.RopeConfig, head_dim: int, **form: Any) -> Problem:
+    view = TensorView.dense((1, 1, 32, head_dim), "f32")
+    pairs = PairLayout.of_config(config, head_dim)
+    return Problem(view.shape, "f32", view.strides, view.strides, pairs, angles=AngleForm(**form))
+
+
+def test_a_decode_step_needs_no_table(cpu: DeviceInfo, cache: Path) -> None:
+    target = machine(cpu, 8, platform=INTEL, kind="cpu", driver_version="2026")
+    whole, part = clrope.RopeConfig("neox", 128), clrope.RopeConfig("normal", 64)
+    for config in (whole, part):
+        for counting in (True, False):
+            at = small(config, 128, exact=True, counting=counting)
+            assert select(target, at, at.nbytes).angles == "fused"
+        assert select(target, small(config, 128), 1 << 14).angles == "cached"
+    at = small(whole, 128, exact=True)
+    assert select(target, at, 4 << 20).angles == "cached"
+
+
+def test_each_row_says_where_it_comes_from() -> None:
+    data = defaults.table()
+    for row in data["rows"]:
+        assert row["family"] in data["families"]
+        assert len(row["origin"]) > 20
+        assert Variant(**row["variant"])
+    assert defaults.PATH.read_text() == dumps(data)
+    for number, row in enumerate(data["rows"]):
+        assert row not in data["rows"][:number]
+
+
+def test_the_first_family_counts(cpu: DeviceInfo) -> None:
+    families = defaults.table()["families"]
+    facts = database.device_facts(machine(cpu, 16, platform=POCL, driver_version="3.1", kind="cpu", name="AMD X"))
+    assert defaults.family_of(facts, families) == "pocl-amd-avx512"
+    assert defaults.family_of({**facts, "name": "other"}, families) == "pocl-avx512"
+    assert defaults.family_of({**facts, "name": "other", "float_width": 4}, families) == "pocl-short"
+    assert defaults.family_of({**facts, "driver": "4.0"}, families) is None
+
+
+def test_compact_says_the_same() -> None:
+    rows = [
+        {"family": "f", "dtype": [d], "pairing": [p], "in_place": [i], "size": [s], "variant": v, "origin": "here"}
+        for d, v in (("f32", 1), ("f16", 1), ("f64", 2)) for p in ("normal", "neox") for i in (False, True)
+        for s in SIZES
+    ]  # fmt: skip
+    short = compact(rows)
+    assert [(row["dtype"], row["variant"]) for row in short] == [(["f32", "f16"], 1), (["f64"], 2)]
+    assert all(row["size"] == list(SIZES) and row["in_place"] == [False, True] for row in short)
+
+
+def test_written_from_tuning_files(
+    cpu: DeviceInfo, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Winners of two machines of one family, and of a device that is of none."""
+    key = TuningKey("f32", "neox", False, "large")
+    a, b, c = Variant(width=2), Variant(width=4), Variant(width=8)
+    known = machine(cpu, 16, platform=INTEL, kind="cpu", name="AMD one")
+    new = machine(cpu, 4, platform="Something New", kind="gpu", name="GPU (TM)")
+
+    def saved(device: DeviceInfo, *seconds: float) -> None:
+        best = min(seconds)
+        results = [
+            VariantResult(v, "ok" if s == best else "slower", seconds=s)
+            for v, s in zip((a, b, c), seconds, strict=True)
+        ]
+        database.save(device, [TuningRecord(key, tuple(results), 1 << 20)])
+
+    saved(known, 1.0, 1.1, 2.0)
+    saved(replace(known, name="AMD two"), 2.0, 1.1, 1.0)
+    saved(new, 3.0, 2.0, 1.0)
+    file = tmp_path / "tuning-of-two.json"
+    file.write_text((cache / "tuning.json").read_text())
+    done = CliRunner().invoke(app, ["tune", "--write-defaults", str(file)])
+    assert done.exit_code == 0, done.output
+    data = json.loads(done.stdout)
+    assert data == merged_defaults([str(file)])
+    first, second = data["rows"][:2]
+    # Neither's fastest, but never far behind.
+    assert (first["family"], first["variant"]) == ("intel-amd-avx512", b.to_dict())
+    assert "AMD one" in first["origin"]
+    assert "AMD two" in first["origin"]
+    assert second["family"] == "Something New GPU (TM)"
+    assert data["rows"][2:] == defaults.table()["rows"]
+    monkeypatch.setattr(defaults, "PATH", tmp_path / "defaults.json")
+    (tmp_path / "defaults.json").write_text(done.stdout)
+    defaults.table.cache_clear()
+    try:
+        assert default_for(known, key) == b
+        assert default_for(new, key) == c
+        assert default_for(new, replace(key, size="small")) == safe_variant("gpu", "f32", "neox")
+    finally:
+        monkeypatch.undo()
+        defaults.table.cache_clear()
+    assert CliRunner().invoke(app, ["tune", "--write-defaults"]).exit_code == 2
+    (tmp_path / "other.json").write_text("{}")
+    assert CliRunner().invoke(app, ["tune", "--write-defaults", str(tmp_path / "other.json")]).exit_code == 2

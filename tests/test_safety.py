@@ -1,0 +1,283 @@
+"""What may go wrong around a launch: interrupts, forks, failed events, memory that is not there."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import subprocess
+import sys
+import textwrap
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+import pyopencl.array as cla
+import pytest
+from helpers import same
+
+import clrope
+from clrope import DeviceError, Rope, RopeConfig
+from clrope.emulation import emulate_rope
+from clrope.plan.compiled import BoundCall
+from clrope.runtime import QueueState, Runtime, runtime_for
+
+NEOX = RopeConfig("neox")
+SHAPE = (1, 5, 4, 16)
+
+
+def new(rng: np.random.Generator, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
+    return rng.uniform(-1, 1, shape).astype(np.float32)
+
+
+class Interrupting:
+    """A queue whose `finish` is interrupted the first `times` times, before it waits."""
+
+    def __init__(self, queue: Any, times: int) -> None:
+        self._queue, self.left = queue, times
+
+    def finish(self) -> None:
+        if self.left:
+            self.left -= 1
+            raise KeyboardInterrupt
+        self._queue.finish()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_interrupt_frees_no_memory_under_a_kernel(
+    device: clrope.DeviceInfo, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """Between launch and wait: interrupted once, it has waited; interrupted again, the memory is kept."""
+    if runtime_for(device).host_access not in ("svm", "direct"):
+        pytest.skip("host memory is copied or mapped: the commands that do it wait")
+    op = Rope(NEOX, device)
+    x = new(rng)
+    op(x, 1)
+    op(x, 1)
+    kept: list[Any] = []
+    waited: list[bool] = []
+    quick = BoundCall.launch_and_wait
+
+    def interrupted(bound: BoundCall, memory: Any) -> None:
+        finish, enqueues = bound._quick_run
+        stub = Interrupting(bound.quick.queue if bound.quick else None, times)
+        bound._quick_run = (stub.finish, enqueues)
+        kept.extend(weakref.ref(a) for a in memory[1])
+        try:
+            quick(bound, memory)
+        finally:
+            waited.append(stub.left == 0)
+            bound._quick_run = (finish, enqueues)
+
+    monkeypatch.setattr(BoundCall, "launch_and_wait", interrupted)
+    before = len(op._target().runtime.busy)
+    with pytest.raises(KeyboardInterrupt):
+        op(x, 1)
+    monkeypatch.undo()
+    gc.collect()
+    assert waited == [True]
+    assert kept
+    # Waited for: it may go. Interrupted while waiting: it must not.
+    assert [ref() is None for ref in kept] == [times == 1] * len(kept)
+    assert len(op._target().runtime.busy) == before + (times == 2)
+    op._target().queue.finish()
+    assert same(op(x, 7), emulate_rope(x, 7, NEOX)).all()
+
+
+def test_an_interrupt_by_a_signal(device: clrope.DeviceInfo, tmp_path: Path) -> None:
+    """SIGINT at random moments of many calls: results that were handed out before stay as they were."""
+    script = tmp_path / "interrupted.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import os, random, signal, threading, time
+            import numpy as np, clrope
+            op = clrope.Rope(clrope.RopeConfig("neox"), {device.index!r})
+            x = np.random.rand(1, 64, 32, 128).astype(np.float32)
+            want = op(x, 0)
+            stop = threading.Event()
+            def send():
+                while not stop.is_set():
+                    time.sleep(random.uniform(0.0005, 0.004))
+                    os.kill(os.getpid(), signal.SIGINT)
+            seen, old = 0, []
+            sender = threading.Thread(target=send)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            sender.start()
+            for _ in range(400):
+                try:
+                    signal.signal(signal.SIGINT, signal.default_int_handler)
+                    y = op(x, 0)
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)
+                    old.append((y, y.copy()))
+                except KeyboardInterrupt:
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)
+                    seen += 1
+                    foreign = np.full(x.size, 7, np.float32)
+                    time.sleep(0.001)
+                    assert (foreign == 7).all(), "a kernel wrote into memory that was given away"
+                del old[:-4]
+                assert all((a == b).all() for a, b in old)
+            stop.set()
+            sender.join()
+            assert (op(x, 0) == want).all()
+            print("interrupts:", seen)
+            """
+        )
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split(":")[1]) > 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.parametrize("what", ["op", "plan", "rope", "new op"])
+def test_a_forked_child_is_told(device: clrope.DeviceInfo, rng: np.random.Generator, what: str) -> None:
+    """Used in the parent before the fork: an error in the child, not a hang."""
+    x = new(rng)
+    op = Rope(NEOX, device)
+    op(x, 1)
+    plan = op.plan(x, 1)
+    plan.run()
+    clrope.rope(x, 1, NEOX, device=device.index)
+    calls = {
+        "op": lambda: op(x, 2),
+        "plan": plan.run,
+        "rope": lambda: clrope.rope(x, 2, NEOX, device=device.index),
+        "new op": lambda: Rope(NEOX, device)(x, 3),
+    }
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        said = "nothing was raised"
+        try:
+            calls[what]()
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(writer, said.encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    assert said.startswith("DeviceError: device: this process was forked after OpenCL had been started")
+    assert same(op(x, 4), emulate_rope(x, 4, NEOX)).all()
+
+
+def _in_a_worker(index: str) -> str:
+    try:
+        clrope.rope(np.ones(SHAPE, np.float32), 1, NEOX, device=index)
+    except DeviceError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_pool_of_forked_workers_is_told(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    if "fork" not in multiprocessing.get_all_start_methods():
+        pytest.skip("no fork on this system")
+    from concurrent.futures import ProcessPoolExecutor
+
+    clrope.rope(new(rng), 1, NEOX, device=device.index)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
+        assert "was forked after OpenCL" in pool.submit(_in_a_worker, device.index).result(120)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "opencl", "torch", "copied"])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_failed_event(device: clrope.DeviceInfo, rng: np.random.Generator, kind: str, again: bool) -> None:
+    """An error for every kind of array, by a call and by a plan; the output stays as it was."""
+    runtime = runtime_for(device)
+    op, x = Rope(NEOX, device), new(rng)
+    out = np.full(SHAPE, 77, np.float32)
+    given: Any = (x, out)
+    if kind == "opencl":
+        given = tuple(cla.to_device(runtime.queue, a) for a in given)
+    elif kind == "torch":
+        torch = pytest.importorskip("torch")
+        given = tuple(torch.from_numpy(a) for a in given)
+    failed = cl.UserEvent(runtime.context)
+    failed.set_status(-5)
+    transfer: Any = "copy" if kind == "copied" else "auto"
+    plan = op.plan(given[0], 3, out=given[1], transfer=transfer)
+    if again:
+        plan.run()
+        if kind != "copied":
+            op(given[0], 3, out=given[1])
+        given[1][...] = 77
+    with pytest.raises(DeviceError, match="wait_for: an event has failed with status -5, nothing was launched"):
+        plan.run(wait_for=[failed])
+    if kind != "copied":
+        with pytest.raises(DeviceError, match="wait_for: an event has failed with status -5, nothing was launched"):
+            op(given[0], 3, out=given[1], wait_for=[failed])
+    got = given[1].get() if kind == "opencl" else np.asarray(given[1])
+    assert (got == 77).all()
+    result = plan.run()
+    assert same(result.get() if kind == "opencl" else np.asarray(result), emulate_rope(x, 3, NEOX)).all()
+
+
+def test_an_array_whose_event_has_failed(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    runtime = runtime_for(device)
+    array = cla.to_device(runtime.queue, new(rng))
+    failed = cl.UserEvent(runtime.context)
+    failed.set_status(-5)
+    array.add_event(failed)
+    for _ in range(2):
+        with pytest.raises(DeviceError, match="an event has failed with status -5"):
+            clrope.rope(array, 3, NEOX)
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise cl.MemoryError("create_buffer failed: MEM_OBJECT_ALLOCATION_FAILURE")
+
+
+def test_no_memory_for_a_result(
+    device: clrope.DeviceInfo, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that names the bytes, and nothing is kept of the call."""
+    runtime = runtime_for(device)
+    x = new(rng)
+    array = cla.to_device(runtime.queue, x)
+    clrope.rope(array, 3, NEOX)
+    state = runtime.queue_state(runtime.queue)
+
+    class Full:
+        held_blocks = 0
+
+        def bin_number(self, nbytes: int) -> int:
+            return 0
+
+        def alloc_size(self, _: int) -> int:
+            return 0
+
+        allocate = refuse
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "results", Full())
+        for _ in range(2):
+            with pytest.raises(DeviceError, match=f"{x.nbytes} bytes of memory could not be had"):
+                clrope.rope(array, 4, NEOX)
+    assert same(clrope.rope(array, 4, NEOX).get(), emulate_rope(x, 4, NEOX)).all()
+    assert isinstance(state, QueueState)
+
+
+def test_no_memory_while_binding(
+    device: clrope.DeviceInfo, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Buffers over host memory, or for copies, that the driver refuses: the same."""
+    x = new(rng)
+    runtime = Runtime(runtime_for(device).context, device)
+    runtime.queue, runtime.staging  # noqa: B018 - made before memory runs out
+    transfer: Any = "map" if runtime.host_access == "direct" else "copy"
+    op = Rope(NEOX, device)
+    op.plan(x, 3, transfer=transfer).run()
+    busy = len(op._target().runtime.busy)
+    with monkeypatch.context() as patch:
+        patch.setattr(cl, "Buffer", refuse)
+        patch.setattr(op._target().runtime.staging, "_largest", 0)  # a buffer of its own, not one that is kept
+        with pytest.raises(DeviceError, match=r"\d+ bytes of memory could not be had"):
+            op.plan(x, 3, transfer=transfer).run()
+    assert len(op._target().runtime.busy) == busy
+    assert same(op.plan(x, 3, transfer=transfer).run(), emulate_rope(x, 3, NEOX)).all()

@@ -1,0 +1,132 @@
+"""What is remembered between processes survives other writers, and nonsense in its file."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from clrope import store
+from clrope.store import Snapshot, Store
+
+
+@dataclass(frozen=True)
+class Thing:
+    value: int
+
+
+THINGS = Store("things", Thing, most=8)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "cache"
+    monkeypatch.setenv("CLROPE_CACHE_DIR", str(path))
+    return path
+
+
+def test_put_get_and_forget(cache: Path) -> None:
+    assert THINGS.get("a 1") is None
+    THINGS.put("a 1", Thing(1))
+    THINGS.put_all({"a 2": Thing(2), "b 1": Thing(3)})
+    assert THINGS.get("a 1") == Thing(1)
+    assert THINGS.read() == {"a 1": Thing(1), "a 2": Thing(2), "b 1": Thing(3)}
+    THINGS.put("a 1", Thing(4))
+    assert list(THINGS.read()) == ["a 2", "b 1", "a 1"], "what is written again counts as new"
+    THINGS.forget("a ")
+    assert THINGS.read() == {"b 1": Thing(3)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", "null", "[" * 100000, '{"schema": "clrope.things/0", "entries": {"a": {"value": 1}}}',
+        '{"schema": "clrope.things/1", "entries": [1]}', '{"schema": "clrope.things/1", "entries": {"a": 1}}',
+        '{"schema": "clrope.things/1", "entries": {"a": {"written": 1.0, "record": {"value": "one"}}}}',
+    ],
+)  # fmt: skip
+def test_nonsense_reads_as_empty_and_is_replaced(cache: Path, text: str) -> None:
+    THINGS.put("a", Thing(1))
+    (cache / "things.json").write_text(text)
+    assert THINGS.get("a") is None
+    assert THINGS.read() == {}
+    THINGS.put("a", Thing(2))
+    assert THINGS.get("a") == Thing(2)
+
+
+def test_bytes_that_are_no_text_and_a_folder_read_as_empty(cache: Path) -> None:
+    cache.mkdir()
+    (cache / "things.json").write_bytes(b'{"schema": "\xff\xfe"}')
+    assert THINGS.get("a") is None
+    (cache / "things.json").unlink()
+    (cache / "things.json").mkdir()
+    THINGS.put("a", Thing(1))
+    assert THINGS.get("a") is None
+
+
+def test_a_damaged_record_harms_no_other(cache: Path) -> None:
+    THINGS.put_all({"a": Thing(1), "b": Thing(2)})
+    path = cache / "things.json"
+    path.write_text(path.read_text().replace('"value": 1', '"worth": 1'))
+    assert THINGS.read() == {"b": Thing(2)}
+
+
+def test_entries_expire(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    THINGS.put("a", Thing(1), keep_s=100)
+    assert THINGS.get("a") is not None
+    now = time.time()
+    monkeypatch.setattr(store.time, "time", lambda: now + 101)
+    assert THINGS.get("a") is None
+
+
+def test_the_file_does_not_grow_without_end(cache: Path) -> None:
+    for i in range(THINGS.most + 3):
+        THINGS.put(str(i), Thing(i))
+    assert list(THINGS.read()) == [str(i) for i in range(3, THINGS.most + 3)]
+
+
+def test_writers_at_the_same_time_lose_nothing(cache: Path) -> None:
+    many = Store("things", Thing)
+
+    def write(name: str) -> None:
+        for i in range(8):
+            many.put(f"{name}{i}", Thing(i))
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(json.loads((cache / "things.json").read_text())["entries"]) == 24
+    assert not [p for p in cache.iterdir() if p.suffix not in (".json", ".lock")]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX paths")
+def test_a_cache_that_cannot_be_made_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    monkeypatch.setenv("CLROPE_CACHE_DIR", str(blocker / "cache"))
+    assert os.access(store.cache_dir(), os.W_OK)
+    THINGS.put("a", Thing(1))
+
+
+def test_a_snapshot_is_read_once_and_its_version_tells(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = Snapshot(THINGS)
+    THINGS.put("a", Thing(1))
+    before = snapshot.version
+    assert snapshot.records() == {"a": Thing(1)}
+    THINGS.put("b", Thing(2))
+    assert snapshot.records() == {"a": Thing(1)}
+    assert snapshot.version == before
+    snapshot.reread()
+    assert snapshot.records() == {"a": Thing(1), "b": Thing(2)}
+    assert snapshot.version != before
+    monkeypatch.setenv("CLROPE_CACHE_DIR", str(cache.parent / "another"))
+    assert snapshot.records() == {}
+    assert snapshot.version != before

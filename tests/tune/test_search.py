@@ -1,0 +1,238 @@
+"""Tuning on the devices: variants that are broken on purpose, each in its own way, and what is used afterwards.
+
+The broken ones are texts built in the place of a variant's own (`tune(..., sources=)`): compiled, launched, crashed
+and hung by the driver itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clrope
+from clrope import RopeConfig
+from clrope.device import child
+from clrope.device.cache import largest_cache
+from clrope.emulation import emulate_rope
+from clrope.errors import DeviceError
+from clrope.kernels.variant import STRIDED, Variant
+from clrope.select import database
+from clrope.select.records import SIZES, TuningKey, TuningReport, VariantResult
+from clrope.tune import search, worker
+from clrope.tune.search import tune
+
+PARAMETERS = (
+    "__global const float *x, const long x_offset, const long x_batch, const long x_token, const long x_head, "
+    "__global float *y, const long y_offset, const long y_batch, const long y_token, const long y_head, "
+    "const int heads, __global const float *x2, const long x2_offset, const long x2_batch, const long x2_token, "
+    "const long x2_head, __global float *y2, const long y2_offset, const long y2_batch, const long y2_token, "
+    "const long y2_head, const int heads2, __global const float *cosine, __global const float *sine, "
+    "const long row_stride, const int tokens, const int tokens_per_item, const int heads_per_item, const int pairs, "
+    "const int window, const int head_dim, const float direction, const int copy_rest"
+)
+#: The first element that a work-item has to write.
+PLACE = (
+    "y[y_offset + get_global_id(2) * y_batch + get_global_id(0) * tokens_per_item * y_token"
+    " + get_global_id(1) * heads_per_item * y_head]"
+)
+
+
+def text(body: str) -> str:
+    return f"__kernel void rope_rotate_neox({PARAMETERS}) {{ {body} }}\n"
+
+
+GOOD = Variant(width=4)
+BEST = Variant(width=8, prepared=True)
+BROKEN = {
+    Variant(width=1): ("build_error", text("no_such_thing();")),
+    Variant(width=2): ("not_run", text("")),
+    Variant(width=2, heads_per_item=2, prepared=True): ("wrong", text(f"{PLACE} = 1.0f;")),
+    Variant(width=4, prepared=True): ("crash", text(f"{PLACE} = *(volatile __global float *)((long)heads);")),
+    Variant(width=8): ("timeout", text(f"volatile int go = 1; while (go) {PLACE} = 1.0f;")),
+}
+KEYS = [TuningKey("f32", "neox", in_place, size) for in_place in (False, True) for size in SIZES]
+NBYTES = {"small": 32 << 10, "medium": 1 << 20, "large": 2 << 20}
+
+
+def tuned(
+    device: clrope.DeviceInfo, variants: list[Variant], seconds: float = 30.0, **arguments: object
+) -> TuningReport:
+    return tune(device, seconds, KEYS, variants=variants, nbytes=NBYTES, **arguments)  # type: ignore[arg-type]
+
+
+def assert_used(device: clrope.DeviceInfo, variant: Variant, rng: np.random.Generator) -> None:
+    """Both sizes, in place and out of it, are rotated by this variant, to the right bits."""
+    config = RopeConfig("neox", 128)
+    for tokens in (3, 200):
+        x = rng.standard_normal((tokens, 32, 128)).astype(np.float32)
+        want = emulate_rope(x, 5, config)
+        for out in (None, x):
+            plan = clrope.Rope(config, device).plan(x, 5, out=out)
+            assert plan.variants == [variant]
+            np.testing.assert_array_equal(plan.run(), want)
+
+
+def test_broken_variants(device: clrope.DeviceInfo, cache: Path, rng: np.random.Generator, seed: int) -> None:
+    if device.kind != "cpu":
+        pytest.skip("a kernel that never ends may hang what a GPU shows on the screen")
+    order = [STRIDED, *BROKEN, GOOD]
+    sources = {variant: source for variant, (_, source) in BROKEN.items()}
+    result = tuned(device, order, sources=sources, limit=6.0, seed=seed)
+    assert not result.left
+    assert not result.errors
+    assert [r.key for r in result.records] == KEYS
+    for record in result.records:
+        found = {o.variant: o for o in record.results}
+        assert set(found) == set(order)
+        for variant, (kind, _) in BROKEN.items():
+            assert found[variant].outcome == kind, f"{variant}: {found[variant]}"
+            assert found[variant].reason
+            assert found[variant].seconds is None
+        assert found[Variant(width=1)].log.count("no_such_thing"), "the compiler's log is kept"
+        assert record.winner in (STRIDED, GOOD)
+        assert record.checked_against == "emulation"
+        assert record.seed == seed
+        assert sorted(o.outcome for o in (found[STRIDED], found[GOOD])) == ["ok", "slower"]
+        assert all(found[v].seconds and found[v].gbs for v in (STRIDED, GOOD))
+        assert record.ceiling_gbs
+        assert record.ceiling_gbs > 0
+    assert database.known(device, "f32", "neox").broken == {v.compiled for v in BROKEN}
+    plan = clrope.Rope(RopeConfig("neox", 128), device).plan(np.zeros((3, 32, 128), np.float32), 0)
+    assert plan.variants[0] in (STRIDED, GOOD)
+
+
+def test_the_winner_is_used(device: clrope.DeviceInfo, cache: Path, rng: np.random.Generator, seed: int) -> None:
+    # Alone it wins; which of two is faster is this machine's affair.
+    result = tuned(device, [BEST], seconds=10.0, seed=seed)
+    assert {record.winner for record in result.records} == {BEST}
+    assert_used(device, BEST, rng)
+    # A caller's own choice goes before it.
+    own = clrope.Rope(RopeConfig("neox", 128), device, variant=GOOD)
+    assert own.plan(np.zeros((3, 32, 128), np.float32), 0).variants == [GOOD]
+
+
+def test_the_child_dies_at_each_step(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variant that had begun is blamed, the others are gone on with, and nothing is tried twice for nothing."""
+    jobs = []
+
+    def run(job: dict[str, object], env: object = None, **named: object) -> child.ChildResult:
+        jobs.append(job)
+        number = len(jobs)
+        entries: list[dict[str, object]]
+        if number == 1:  # in the middle of the checks
+            entries = [{"begin": 0}, {"end": 0, "outcome": "", "reason": "", "log": ""}, {"begin": 1}]
+            return child.ChildResult("crash", {}, "the driver crashed with SIGKILL while", "", "last words", entries)
+        if number == 2:  # while a right one is timed on the first case
+            entries = [{"begin": 2}, {"end": 2, "outcome": "", "reason": "", "log": ""}, {"begin": 2}]
+            return child.ChildResult("timeout", {}, "no end", "", "", entries)
+        case = {"nbytes": 4096, "ceiling": None, "failed": {}, "seconds": {"0": 1e-3}}
+        if number == 3:
+            entries = [{"begin": 0}, {"case": 0, **case}, {"begin": "ceiling"}]
+            return child.ChildResult("crash", {}, "the driver crashed with SIGSEGV while", "", "", entries)
+        entries = [{"case": n, **case} for n in range(5)]
+        return child.ChildResult("ok", {}, "", "", "", entries)
+
+    monkeypatch.setattr(child, "run", run)
+    result = tuned(cpu, [STRIDED, GOOD, BEST])
+    assert [(job["todo"], job["usable"], len(job["cases"]), job["ceiling"]) for job in jobs] == [  # type: ignore[arg-type]
+        ([0, 1, 2], [], 6, True), ([2], [0], 6, True), ([], [0], 6, True), ([], [0], 5, False),
+    ]  # fmt: skip
+    assert len(result.records) == 6
+    for record in result.records:
+        assert record.winner == STRIDED
+        assert VariantResult(GOOD, "crash", "the driver crashed with SIGKILL while", "last words") in record.results
+        assert VariantResult(BEST, "timeout", "no end") in record.results
+    assert len(result.errors) == 1
+    assert "only for comparison" in result.errors[0]
+
+
+def test_large_is_from_memory(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets of buffers are used in turn, so many that none is in a cache when it comes again."""
+    jobs: list[Any] = []
+
+    def run(job: Any, env: object = None, **named: object) -> child.ChildResult:
+        jobs.append(job)
+        return child.ChildResult("crash", {}, "enough", "", "", [])
+
+    monkeypatch.setattr(child, "run", run)
+    known = replace(cpu, health=replace(cpu.health, copy_gbs=50.0), global_mem=16 << 30)
+    tune(known, 10.0, KEYS, variants=[STRIDED])
+    cases = dict(zip(KEYS, jobs[0]["cases"], strict=True))
+    for key, case in cases.items():
+        together = case["sets"] * case["nbytes"] * (1 if key.in_place else 2)
+        if key.size == "large":
+            assert max(256 << 20, min(4 * largest_cache(cpu), 3 << 30)) <= together <= known.global_mem // 4
+        else:
+            assert case["sets"] == 1
+    # What is slow to fill, or small, has fewer.
+    slow = replace(cpu, health=replace(cpu.health, copy_gbs=0.1))
+    assert search._sets(slow, 64 << 20) == 1
+    assert search._sets(replace(cpu, global_mem=1 << 30), 64 << 20) <= 4
+
+
+def test_sets_take_turns() -> None:
+    """Also from one variant to the next: each goes on where the one before left off."""
+    used: list[int] = []
+    workload: Any = SimpleNamespace(turns=itertools.cycle(range(3)))
+    queue: Any = SimpleNamespace(queue=SimpleNamespace(finish=lambda: None))
+    enqueues = [lambda _, n=n: used.append(n) for n in range(3)]
+    for repeat in (2, 1, 4):
+        assert 0 <= worker.Worker._time(queue, enqueues, repeat, workload) < 1
+    assert used == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_a_child_that_cannot_begin(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "available", lambda: False)
+    result = tuned(cpu, [STRIDED, GOOD])
+    assert result.records == []
+    assert result.left == KEYS
+    assert result.errors == ["f32 neox: no Python executable to start a child process with"]
+    assert not (cache / "tuning.json").exists() or database.known(cpu, "f32", "neox").records == ()
+
+
+def test_no_time(cpu: clrope.DeviceInfo, cache: Path) -> None:
+    result = tune(cpu, 0.0)
+    assert result.records == []
+    assert result.left == search.all_keys(cpu)
+
+
+def test_an_unhealthy_device(cpu: clrope.DeviceInfo) -> None:
+    sick = replace(cpu, health=replace(cpu.health, status="unhealthy", reason="it is ill"))
+    with pytest.raises(DeviceError, match="it is ill"):
+        tune(sick)
+
+
+def test_a_device_that_rounds_in_a_way_of_its_own(cpu: clrope.DeviceInfo, cache: Path, seed: int) -> None:
+    """Where the strided kernel is close to the emulation, but not the same, the others are checked against it."""
+    body = (
+        "const int head = get_global_id(1);"
+        "const long token = get_global_id(2) % tokens, batch = get_global_id(2) / tokens;"
+        "x += x_offset + batch * x_batch + token * x_token + head * x_head;"
+        "y += y_offset + batch * y_batch + token * y_token + head * y_head;"
+        "for (int k = 0; k < slots; ++k) if (k < pairs) {"
+        "const long at = (batch * row_stride + token) * pairs + k;"
+        "const float c = cosine[at], s = sine[at];"
+        "const float a = x[window + k], b = x[window + k + pairs];"
+        "y[window + k] = fma(a, c, -b * s); y[window + k + pairs] = fma(a, s, b * c);"
+        "} else { const int j = k - pairs < window ? k - pairs : k + pairs; y[j] = x[j]; }"
+    )
+    strided = (
+        "__kernel void rope_rotate_strided(__global const float *x, const long x_offset, const long x_batch, "
+        "const long x_token, const long x_head, const long x_element, __global float *y, const long y_offset, "
+        "const long y_batch, const long y_token, const long y_head, const long y_element, "
+        "__global const float *cosine, __global const float *sine, const long row_stride, const int tokens, "
+        "const int pairs, const int window, "
+        "const float direction, const int x_step, const int x_distance, const int y_step, const int y_distance, "
+        f"const int slots, const int slots_per_item) {{ {body} }}"
+    )
+    result = tuned(cpu, [STRIDED, GOOD], seconds=10.0, sources={STRIDED: strided}, seed=seed)
+    for record in result.records:
+        outcomes = {o.variant: o.outcome for o in record.results}
+        assert outcomes == {STRIDED: "ok", GOOD: "wrong"}
+        assert record.checked_against == "strided"

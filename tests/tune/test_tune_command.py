@@ -1,0 +1,105 @@
+"""`clrope tune`: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import clrope
+from clrope.cli.main import app
+from clrope.kernels.variant import STRIDED, Variant
+from clrope.select import database
+from clrope.select.defaults import default_for
+from clrope.select.records import TuningKey, TuningRecord, VariantResult
+from clrope.tune import search
+
+KEY = TuningKey("f32", "neox", False, "large")
+RECORD = TuningRecord(
+    KEY,
+    (
+        VariantResult(Variant(width=8), "slower", seconds=2e-3, gbs=16.0),
+        VariantResult(Variant(width=4), "ok", seconds=1e-3, gbs=32.0),
+        VariantResult(STRIDED, "crash", "the driver crashed with SIGSEGV", "last words"),
+    ),
+    16 << 20,
+    ceiling_gbs=40.0,
+)
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["tune", *arguments])
+    return done.exit_code, done.stdout
+
+
+def test_show(cpu: clrope.DeviceInfo, cache: Path) -> None:
+    code, text = run("--device", cpu.index, "--show")
+    assert code == 1
+    assert "not tuned: f32 neox out of place large" in text
+    database.save(cpu, [RECORD])
+    code, text = run("--device", cpu.index, "--show", "--type", "f32")
+    assert code == 0
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "f32 neox out of place large 16 MiB 32 0.80 - rows4 builtin 3" in lines
+    assert "crash strided the driver crashed with SIGSEGV" in lines
+    assert "rows8" not in text
+    default = VariantResult(default_for(cpu, KEY), "slower", gbs=8.0)
+    database.save(cpu, [replace(RECORD, results=(*RECORD.results, default))])
+    assert " 0.25   rows4 builtin" in run("--device", cpu.index, "--show")[1], "the default's share of what is fastest"
+    database.save(cpu, [replace(RECORD, results=RECORD.results[-1:])])
+    assert "none works" in run("--device", cpu.index, "--show")[1]
+
+
+def test_details(cpu: clrope.DeviceInfo, cache: Path) -> None:
+    database.save(cpu, [RECORD])
+    code, text = run("--device", cpu.index, "--show", "--type", "f32", "--details")
+    assert code == 0
+    lines = [line.split() for line in text.splitlines()]
+    assert "f32 neox out of place large, 16 MiB, copy 40 GB/s" in text
+    assert [line[:4] for line in lines if line and line[0] in ("ok", "slower", "crash")] == [
+        ["ok", "32", "0.80", "rows4"], ["slower", "16", "0.40", "rows8"], ["crash", "-", "-", "strided"],
+    ]  # fmt: skip
+    assert "the driver crashed with SIGSEGV" in text
+
+
+def test_show_as_json(cpu: clrope.DeviceInfo, cache: Path) -> None:
+    database.save(cpu, [RECORD])
+    code, text = run("--device", cpu.index, "--show", "--json")
+    assert code == 0
+    (entry,) = json.loads(text)["devices"]
+    assert entry["device"] == cpu.key
+    (record,) = entry["records"]
+    assert TuningRecord.from_dict(record).results == RECORD.results
+    assert record["winner"] == Variant(width=4).to_dict()
+
+
+def test_tune(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "candidates", lambda *_: [STRIDED, Variant(width=4)])
+    monkeypatch.setattr(search, "NBYTES", {"small": 32 << 10, "medium": 1 << 20, "large": 2 << 20})
+    code, text = run("--device", cpu.index, "--type", "f16", "--budget", "12")
+    assert code == 0, text
+    assert text.count("f16 neox") == 6
+    assert text.count("f16 normal") == 6
+    assert len(database.known(cpu, "f16", "neox").records) == 6
+    again, shown = run("--device", cpu.index, "--type", "f16", "--show")
+    assert again == 0
+    assert shown == text
+
+
+def test_an_unhealthy_device_says_why(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sick = replace(cpu, health=replace(cpu.health, status="unhealthy", reason="it is ill", hint="rest"))
+    monkeypatch.setattr(importlib.import_module("clrope.device.select"), "devices", lambda *_, **__: [sick])
+    code, text = run("--device", cpu.index, "--budget", "5")
+    assert code == 1
+    assert "not tuned: " in text
+    assert "it is ill" in text
+    assert "what to do: rest" in text
+
+
+def test_what_makes_no_sense() -> None:
+    assert run("--type", "f7")[0] == 2
+    assert run("--budget", "0")[0] == 2
