@@ -22,11 +22,14 @@ from .plan.plan import EmptyPlan, Plan
 from .plan.recent import RecentCall
 from .plan.template import CallTemplate, Transfer, describe
 from .positions import position_rows
-from .runtime import QueueState, Runtime, pending, queue_for, runtime_for, runtimes, wait_on_host
+from .runtime import QueueState, Runtime, keep, pending, queue_for, runtime_for, runtimes, wait_on_host
 from .select import database
 
 if TYPE_CHECKING:
     import pyopencl
+
+#: Calls that an operation finds again by comparing.
+RECENT_KEPT = 8
 
 
 class Rope:
@@ -45,7 +48,8 @@ class Rope:
         self._selector = None if isinstance(device, str) and device == "auto" else device
         self._by_name = self._selector is None or isinstance(self._selector, (str, DeviceInfo))
         self._own: QueueState | None = None
-        self._recent: RecentCall | None = None
+        #: The last calls by the shape of their first array: q and k may come one after the other.
+        self._recent: dict[Any, RecentCall] = {}
         self._lock = threading.Lock()
 
     @property
@@ -69,11 +73,13 @@ class Rope:
         """Rotate x (an array or a tuple of arrays that share positions) and return the result; see `clrope.rope`."""
         several = type(x) is tuple or type(x) is list
         inputs = list(x) if several else [x]
-        recent = self._recent
-        if recent is not None and out is None and not wait_for and type(positions) is int:
-            result = recent.run(inputs, several, positions, forward, layout)
-            if result is not None:
-                return result
+        shape = getattr(inputs[0], "shape", None) if inputs else None
+        if out is None and not wait_for and type(positions) is int and isinstance(shape, tuple):
+            recent = self._recent.get(shape)
+            if recent is not None:
+                result = recent.run(inputs, several, positions, forward, layout)
+                if result is not None:
+                    return result
         found = self._known(inputs, several, out, forward, layout)
         if found is None:
             plan = self.plan(x, positions, forward, out, layout)
@@ -81,8 +87,9 @@ class Rope:
             self._remember(plan, inputs, several, out, forward, layout)
             return result
         template, outputs, memories, queue = found
-        if out is None:
-            self._recent = RecentCall.of(template, queue, inputs, forward, layout)
+        if out is None and RecentCall.fits(template):
+            with self._lock:
+                keep(self._recent, shape, RecentCall(template, queue, inputs, forward, layout), RECENT_KEPT)
         source = template.source
         assert isinstance(source, ConfigAngles)
         places = counting_from(positions, template.seq) if type(positions) is int else None

@@ -12,7 +12,7 @@ from ..arrays import Operand, check_out, operand
 from ..errors import ShapeError
 from ..kernels.launch import LaunchSpec
 from ..kernels.variant import Variant
-from ..runtime import pending, wait_on_host
+from ..runtime import launch_error, pending, wait_on_host
 from .angle_sources import COUNTING, LIMIT, Positions, counting_from
 from .compiled import AngleSource, BoundCall
 from .template import CallTemplate
@@ -180,7 +180,10 @@ class Plan:
                         return False
             if getpid() != pid or not (positions is None or move(plan, positions)):
                 return False
-            event = enqueue()
+            try:
+                event = enqueue()
+            except Exception as error:
+                raise launch_error(plan._runtime, error) or error from error
             bound.events = [event]
             for array in outputs:
                 array.events[:] = (event,)

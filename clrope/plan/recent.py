@@ -15,7 +15,7 @@ import numpy as np
 
 from ..runtime import QueueState, pending
 from ..select.database import generation
-from .angle_sources import COUNTING, LIMIT
+from .angle_sources import COUNTING, LIMIT, ConfigAngles
 from .template import CallTemplate, buffer_alignment
 
 #: Returns what a bound call takes as memory, None for an array that does not match.
@@ -38,18 +38,12 @@ class RecentCall:
         self._makers = template.makers
         self._several, self._on_host = template.several, template.all_on_host
 
-    @classmethod
-    def of(
-        cls, template: CallTemplate, state: QueueState, inputs: list[Any], forward: bool, layout: str
-    ) -> RecentCall | None:
-        """Return the recent call of a template, None for calls that it is not made for."""
+    @staticmethod
+    def fits(template: CallTemplate) -> bool:
+        """Whether calls of a template can be made so: new results, positions of a configuration, nothing to copy."""
         new_results = all(maker is not None for maker in template.makers)
-        alike = template.all_on_device or (
-            template.all_on_host and all(part.access in ("svm", "direct") for part in template.parts)
-        )
-        if not new_results or not alike or not hasattr(template.source, "config"):
-            return None
-        return cls(template, state, inputs, forward, layout)
+        direct = template.all_on_device or all(part.access in ("svm", "direct") for part in template.parts)
+        return new_results and direct and isinstance(template.source, ConfigAngles)
 
     def run(self, inputs: list[Any], several: bool, position: int, forward: bool, layout: str) -> Any:
         """Rotate and return the result; None if this call is another one."""

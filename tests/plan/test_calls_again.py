@@ -211,3 +211,31 @@ def test_many_threads(host: clrope.DeviceInfo, rng: np.random.Generator) -> None
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(work, range(4))) == [0] * 4
+
+
+def test_what_was_called_last_is_found_by_comparing(
+    host: clrope.DeviceInfo, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """q and k in turn, each with arrays of its own: no signature is built after the second call of each."""
+    op = clrope.Rope(CONFIG, host)
+    shapes = ((1, 2, 8, 64), (1, 2, 2, 64))
+    for _ in range(2):
+        for shape in shapes:
+            op(values(rng, shape), 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(clrope.Rope, "_known", None)
+        for p in (-3, 0, 2**31 - 2):
+            for shape in shapes:
+                x = values(rng, shape)
+                np.testing.assert_array_equal(op(x, p), emulate_rope(x, p, CONFIG))
+    # What differs is not taken for it: type, strides, alignment, position, direction, layout, a new tuning.
+    x = values(rng, shapes[0])
+    for other in (x.astype(np.float16), np.asfortranarray(x), values(rng, shapes[0], shift=1)):
+        np.testing.assert_array_equal(op(other, 5), emulate_rope(other, 5, CONFIG))
+    for p in (2**31 - 1, 2**31, 2**40):
+        np.testing.assert_array_equal(op(x, p), emulate_rope(x, p, CONFIG))
+    np.testing.assert_array_equal(op(x, 5, False), emulate_rope(x, 5, CONFIG, False))
+    turned = values(rng, (1, 8, 2, 64))
+    op(turned, 5, layout="bnsd")
+    op(turned, 5, layout="bnsd")
+    np.testing.assert_array_equal(op(turned, 5), emulate_rope(turned, 5, CONFIG))
