@@ -21,7 +21,7 @@ from helpers import same
 import clrope
 from clrope import DeviceError, Rope, RopeConfig
 from clrope.emulation import emulate_rope
-from clrope.plan.compiled import BoundCall
+from clrope.plan.bound import BoundCall
 from clrope.runtime import QueueState, Runtime, runtime_for
 
 NEOX = RopeConfig("neox")

@@ -14,7 +14,7 @@ from ..kernels.launch import LaunchSpec
 from ..kernels.variant import Variant
 from ..runtime import launch_error, pending, wait_on_host
 from .angle_sources import COUNTING, LIMIT, Positions, counting_from
-from .compiled import AngleSource, BoundCall
+from .bound import AngleSource, BoundCall
 from .template import CallTemplate
 
 if TYPE_CHECKING:

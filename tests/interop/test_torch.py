@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import clrope.plan.compiled  # noqa: E402
+import clrope.plan.bound  # noqa: E402
 from clrope.errors import ConfigError, DeviceError, ShapeError  # noqa: E402
 from clrope.interop.torch import RoPE, _check_memory  # noqa: E402
 
@@ -218,13 +218,13 @@ def test_memory_is_used_in_place(device, gen, monkeypatch, dtype):
     if not device.host_unified:
         pytest.skip("the device has memory of its own")
     ranges = []
-    real = clrope.plan.compiled.HostBuffers
+    real = clrope.plan.bound.HostBuffers
 
     def recording(runtime, queue, given):
         ranges.extend(given)
         return real(runtime, queue, given)
 
-    monkeypatch.setattr(clrope.plan.compiled, "HostBuffers", recording)
+    monkeypatch.setattr(clrope.plan.bound, "HostBuffers", recording)
     parent = rand(gen, 2, 5, 9, 8, dtype=dtype)
     for x in (parent[:, :, 3:6], parent[:, :, 3:6].transpose(1, 2)):
         for tables in ((), (torch.ones(x.shape[2], 4, dtype=dtype), torch.zeros(x.shape[2], 4, dtype=dtype))):
