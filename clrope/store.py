@@ -21,6 +21,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from .environ import variable
+
 T = TypeVar("T")
 
 
@@ -58,9 +60,9 @@ class Store(Generic[T]):
         """Return the record `key`, None if there is none or its time is over."""
         return self._record(self._load().get(key))
 
-    def read(self) -> dict[str, T]:
-        """Return all records by key, the oldest first."""
-        found = ((key, self._record(entry)) for key, entry in self._load().items())
+    def read(self, path: Path | None = None) -> dict[str, T]:
+        """Return all records by key, the oldest first; path: of such a file from elsewhere."""
+        found = ((key, self._record(entry)) for key, entry in self._load(path).items())
         return {key: record for key, record in found if record is not None}
 
     def put(self, key: str, record: T, keep_s: float | None = None) -> None:
@@ -81,20 +83,21 @@ class Store(Generic[T]):
     def _change(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         with locked(self.name):
             entries = list(change(self._load()).items())[-self.most :]
-            data = msgspec.json.encode(_Contents(self._tag, dict(entries)))
+            data = msgspec.json.encode(_Contents(self.tag, dict(entries)))
             with contextlib.suppress(OSError):
                 write_atomically(self.path, msgspec.json.format(data, indent=1).decode())
 
     @property
-    def _tag(self) -> str:
+    def tag(self) -> str:
+        """The schema's name, as the file has it."""
         return f"clrope.{self.name}/{self.schema}"
 
-    def _load(self) -> dict[str, Any]:
+    def _load(self, path: Path | None = None) -> dict[str, Any]:
         try:
-            file = msgspec.json.decode(self.path.read_bytes(), type=_Contents)
+            file = msgspec.json.decode((path or self.path).read_bytes(), type=_Contents)
         except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
             return {}
-        return file.entries if file.schema == self._tag else {}
+        return file.entries if file.schema == self.tag else {}
 
     def _record(self, data: Any) -> T | None:
         try:
@@ -116,13 +119,13 @@ class Snapshot(Generic[T]):
         self._store = store
         self._lock = threading.Lock()
         self._times = 0
-        self._read: dict[str, dict[str, T]] = {}
+        self._read: dict[bytes, dict[str, T]] = {}
 
     @property
-    def version(self) -> tuple[str, int]:
+    def version(self) -> tuple[bytes, int]:
         """Return what to keep next to anything derived from the records."""
         # The variable, not the directory: finding that takes system calls.
-        return os.environ.get("CLROPE_CACHE_DIR", ""), self._times
+        return variable(b"CLROPE_CACHE_DIR"), self._times
 
     def records(self) -> Mapping[str, T]:
         """Return the records, read at the first call."""

@@ -1,41 +1,35 @@
 """The tuning database: `tuning.json` in the cache directory, shared between processes.
 
 A record's name is the device with its driver, the CPU, the kernels' source and the tuning key, so that a change of any
-of them makes it unknown, not wrong. Written under a lock and replaced atomically, merged with what is there. A file
-that cannot be read, or of another version, counts as empty, a damaged record as absent. Each process reads it once;
-after `save` and `reread` again.
+of them makes it unknown, not wrong. Each process reads it once; after `save` and `reread` again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import platform
-import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from ..device.info import cpu_model
-from ..environ import variable
 from ..kernels.problem import Pairing
 from ..kernels.source import kernel_hash
 from ..kernels.variant import Variant, program_files, variant_schema
 from ..layout import DTYPES
-from ..store import cache_dir, locked, write_atomically
+from ..store import Snapshot, Store
 from .records import OUTCOMES, SIZES, SizeClass, TuningKey, TuningRecord
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
 
-SCHEMA = "clrope.tuning/4"
-FILE = "tuning"
 #: Records kept, the newest: those of a dozen devices.
 MOST_RECORDS = 576
+_store = Store("tuning", dict[str, Any], schema=5, most=MOST_RECORDS)
+_snapshot = Snapshot(_store)
 
 
 @dataclass(frozen=True)
@@ -57,19 +51,6 @@ class Known:
         return frozenset(r.variant.compiled for record in self.records for r in record.results if r.broken)
 
 
-@dataclass
-class _Cached:
-    """What this process has read, by cache directory."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    records: dict[str, dict[str, Any]] = field(default_factory=dict)
-    known: dict[tuple[str, ...], Known] = field(default_factory=dict)
-    generation: int = 0
-
-
-_cached = _Cached()
-
-
 def kernels_hash(pairing: Pairing) -> str:
     """Return 16 hexadecimal digits that change with any source that a variant of this pairing is built from."""
     return hashlib.sha256(" ".join(map(kernel_hash, program_files(pairing))).encode()).hexdigest()[:16]
@@ -85,22 +66,14 @@ def record_name(device: DeviceInfo, key: TuningKey) -> str:
 
 def known(device: DeviceInfo, dtype: str, pairing: Pairing) -> Known:
     """Return what is known for a device, storage type and pairing."""
-    folder = os.environ.get("CLROPE_CACHE_DIR", "")
-    records = _records(folder)
-    if not records:
-        return Known()
-    question = (folder, device.key, dtype, pairing, kernels_hash(pairing))
-    answer = _cached.known.get(question)
-    if answer is None:
-        answer = _cached.known[question] = _look_up(records, device, dtype, pairing)
-    return answer
+    return _look_up(generation(), kernels_hash(pairing), device, dtype, pairing)
 
 
-def _look_up(records: dict[str, Any], device: DeviceInfo, dtype: str, pairing: Pairing) -> Known:
-    found = []
-    for key in tuning_keys(dtype, pairing):
-        entry = records.get(record_name(device, key))
-        record = _record(entry) if entry is not None else None
+@lru_cache(maxsize=256)
+def _look_up(_generation: object, _kernels: str, device: DeviceInfo, dtype: str, pairing: Pairing) -> Known:
+    entries, found = _snapshot.records(), []
+    for key in tuning_keys(dtype, pairing) if entries else ():
+        record = _record(entries.get(record_name(device, key)))
         if record is not None and record.key == key:
             found.append(record)
     return Known(tuple(found))
@@ -114,34 +87,25 @@ def tuning_keys(dtype: str, pairing: Pairing) -> list[TuningKey]:
 def save(device: DeviceInfo, records: Iterable[TuningRecord]) -> None:
     """Remember records, in the place of earlier ones for the same keys; without a writable cache, do nothing."""
     facts = {"device": device.key, "cpu": _cpu(), "facts": device_facts(device)}
-    new = {record_name(device, r.key): {**facts, **replace(r, written=time.time()).to_dict()} for r in records}
-
-    def change(entries: dict[str, Any]) -> None:
-        for name, entry in new.items():
-            entries.pop(name, None)
-            entries[name] = entry
-        for old in sorted(entries, key=lambda name: _written(entries[name]))[:-MOST_RECORDS]:
-            del entries[old]
-
-    _update(change)
+    now = time.time()
+    _store.put_all({record_name(device, r.key): {**facts, **replace(r, written=now).to_dict()} for r in records})
+    reread()
 
 
 def forget(device: DeviceInfo) -> None:
     """Drop every record of a device."""
-    _update(lambda entries: [entries.pop(name) for name in list(entries) if name.startswith(device.key + " | ")])
+    _store.forget(device.key + " | ")
+    reread()
 
 
 def reread() -> None:
     """Read the file again at the next question."""
-    with _cached.lock:
-        _cached.records.clear()
-        _cached.known.clear()
-        _cached.generation += 1
+    _snapshot.reread()
 
 
 def generation() -> tuple[bytes, int]:
     """Return what changes whenever `known` may answer something else than before: where it was read, and when."""
-    return variable(b"CLROPE_CACHE_DIR"), _cached.generation
+    return _snapshot.version
 
 
 def device_facts(device: DeviceInfo) -> dict[str, Any]:
@@ -154,53 +118,18 @@ def device_facts(device: DeviceInfo) -> dict[str, Any]:
 
 def read(path: str) -> list[tuple[dict[str, Any], str, TuningRecord]]:
     """Return (facts of the device, machine, record) for each sound record of a file; `ValueError` for another file."""
-    entries = _load(path)
+    entries = _store.read(Path(path))
     if not entries:
-        raise ValueError(f"{path}: no records of {SCHEMA}")
+        raise ValueError(f"{path}: no records of {_store.tag}")
     found = ((e, _record(e)) for e in entries.values())
     return [(e["facts"], f"{e['cpu']}; {e['device']}", r) for e, r in found if r is not None and "facts" in e]
 
 
-def _update(change: Callable[[dict[str, Any]], object]) -> None:
-    with locked(FILE):
-        path = cache_dir() / f"{FILE}.json"
-        entries = _load(os.fspath(path))
-        change(entries)
-        with suppress(OSError):
-            write_atomically(path, json.dumps({"schema": SCHEMA, "records": entries}, indent=1))
-    reread()
-
-
-def _records(folder: str) -> dict[str, Any]:
-    # By the variable, not the directory: that costs a few system calls, and this is asked often.
-    with _cached.lock:
-        found = _cached.records.get(folder)
-        if found is None:
-            found = _cached.records[folder] = _load(os.fspath(cache_dir() / f"{FILE}.json"))
-        return found
-
-
-def _load(path: str) -> dict[str, Any]:
+def _record(entry: dict[str, Any] | None) -> TuningRecord | None:
     try:
-        with open(path, encoding="utf-8") as file:
-            data = json.load(file)
-        if data["schema"] == SCHEMA and isinstance(data["records"], dict):
-            return {name: entry for name, entry in data["records"].items() if isinstance(entry, dict)}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass  # absent, damaged, of another version, or not ours: the same as nothing known
-    return {}
-
-
-def _record(entry: dict[str, Any]) -> TuningRecord | None:
-    try:
-        return TuningRecord.from_dict(entry)
+        return None if entry is None else TuningRecord.from_dict(entry)
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _written(entry: dict[str, Any]) -> float:
-    written = entry.get("written")
-    return float(written) if isinstance(written, (int, float)) else 0.0
 
 
 def schema() -> dict[str, Any]:
@@ -226,13 +155,13 @@ def schema() -> dict[str, Any]:
         "winner": {"anyOf": [{"$ref": "#/$defs/variant"}, {"type": "null"}]},
         "results": {"type": "array", "items": _object(result)},
     }  # fmt: skip
+    entry = _object({"record": _object(record), "written": {"type": "number"}})
+    entries = {"type": "object", "additionalProperties": entry}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": SCHEMA,
+        "$id": _store.tag,
         "title": "The tuning database: tuning.json in clrope's cache directory",
-        **_object(
-            {"schema": {"const": SCHEMA}, "records": {"type": "object", "additionalProperties": _object(record)}}
-        ),
+        **_object({"schema": {"const": _store.tag}, "entries": entries}),
         "$defs": {"variant": variant_schema()},
     }
 

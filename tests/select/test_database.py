@@ -23,6 +23,7 @@ from clrope.select import database, defaults
 from clrope.select.choice import select
 from clrope.select.defaults import default_for, medium_bytes, safe_variant, size_class
 from clrope.select.records import OUTCOMES, OutcomeKind, TuningKey, TuningRecord, VariantResult, decided
+from clrope.store import Snapshot
 
 KEY = TuningKey("f32", "neox", False, "large")
 FULL = AngleForm(full_tables=True)
@@ -53,6 +54,10 @@ def stored(cache: Path) -> Any:
     return json.loads((cache / "tuning.json").read_text())
 
 
+def records_of(data: Any) -> dict[str, Any]:
+    return {name: entry["record"] for name, entry in data["entries"].items()}
+
+
 def test_saved_and_found(cpu: clrope.DeviceInfo, cache: Path) -> None:
     assert database.known(cpu, "f32", "neox").winner(False, "large") is None
     database.save(cpu, [record()])
@@ -68,7 +73,7 @@ def test_saved_and_found(cpu: clrope.DeviceInfo, cache: Path) -> None:
     assert (known.winner(False, "large"), known.winner(False, "small")) == (OTHER, FAST)
     database.forget(cpu)
     assert database.known(cpu, "f32", "neox").records == ()
-    assert stored(cache)["records"] == {}
+    assert stored(cache)["entries"] == {}
 
 
 def test_another_driver_cpu_or_kernel_is_unknown(
@@ -120,8 +125,8 @@ def test_a_changed_kernel_is_unknown(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", '{"schema": "clrope.tuning/2", "records": {}}', '{"schema": "clrope.tuning/4"}', "[" * 9999,
-     '{"schema": "clrope.tuning/4", "records": []}', '{"schema": "clrope.tuning/4", "records": {"a": 1}}', "\udcff"],
+    ["", "{", "[]", "null", '{"schema": "clrope.tuning/2", "records": {}}', '{"schema": "clrope.tuning/5"}', "[" * 9999,
+     '{"schema": "clrope.tuning/5", "entries": []}', '{"schema": "clrope.tuning/5", "entries": {"a": 1}}', "\udcff"],
     ids=range(10),
 )  # fmt: skip
 def test_a_damaged_file(cpu: clrope.DeviceInfo, cache: Path, text: str) -> None:
@@ -149,7 +154,7 @@ def test_a_damaged_record(cpu: clrope.DeviceInfo, cache: Path, damage: Any) -> N
     small = replace(KEY, size="small")
     database.save(cpu, [record(), record(small)])
     data = stored(cache)
-    damage(data["records"][database.record_name(cpu, KEY)])
+    damage(records_of(data)[database.record_name(cpu, KEY)])
     (cache / "tuning.json").write_text(json.dumps(data))
     database.reread()
     known = database.known(cpu, "f32", "neox")
@@ -169,15 +174,17 @@ def test_the_file_fits_its_schema(cpu: clrope.DeviceInfo, cache: Path) -> None:
     )
     data = stored(cache)
     check.validate(data)
-    first = next(iter(data["records"].values()))
-    result = schema["properties"]["records"]["additionalProperties"]["properties"]["results"]["items"]
+    first = next(iter(records_of(data).values()))
+    result = schema["properties"]["entries"]["additionalProperties"]["properties"]["record"]["properties"]["results"][
+        "items"
+    ]
     assert set(result["properties"]["outcome"]["enum"]) == set(OUTCOMES)
     assert [set(kernel["required"]) for kernel in schema["$defs"]["variant"]["oneOf"]] == [
         set(Variant(name).to_dict()) for name in KERNELS
     ]
     for damage in ({"width": 3}, {"width": "2"}, {"kernel": "cols"}, {"colour": 1}):
         spoiled = json.loads(json.dumps(data))
-        next(iter(spoiled["records"].values()))["results"][0]["variant"].update(damage)
+        next(iter(records_of(spoiled).values()))["results"][0]["variant"].update(damage)
         assert not check.is_valid(spoiled), damage
     first["results"][0]["outcome"] = "great"
     assert not check.is_valid(data)
@@ -211,13 +218,15 @@ def test_several_processes_at_once(cache: Path) -> None:
     for writer in writers:
         _, errors = writer.communicate(timeout=120)
         assert writer.returncode == 0, errors.decode()
-    found = {key.split(" | ")[0]: entry["nbytes"] for key, entry in stored(cache)["records"].items()}
+    found = {key.split(" | ")[0]: entry["nbytes"] for key, entry in records_of(stored(cache)).items()}
     assert found == {f"device {n}": 1 + n for n in range(150)}
     assert not list(cache.glob("tuning.json.*")), "temporary files are left"
 
 
 def test_only_the_newest_are_kept(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "MOST_RECORDS", 3)
+    few = replace(database._store, most=3)
+    monkeypatch.setattr(database, "_store", few)
+    monkeypatch.setattr(database, "_snapshot", Snapshot(few))
     for n in range(5):
         database.save(replace(cpu, driver_version=str(n)), [record()])
     found = [database.known(replace(cpu, driver_version=str(n)), "f32", "neox").records != () for n in range(5)]
