@@ -69,7 +69,8 @@ def test_a_driver_that_crashes_is_left_out(
     without = SYSTEM.format(folder=vendors(tmp_path / "none"))
     usual = healthy(script(without + "show(devices=listing())", warm)["devices"])
     got = script(system + "show(devices=listing(), jobs=jobs, chosen=D.device().index)", warm)
-    entry = next(d for d in got["devices"] if d["icd"] == broken)
+    entry = next((d for d in got["devices"] if d["icd"] == broken), None)
+    assert entry is not None, got
     assert entry["health"]["cause"] == "crash"
     assert signal in entry["health"]["reason"]
     assert entry["health"]["hint"]
