@@ -33,10 +33,10 @@ NEEDS_ANOTHER = "int other(void); int clGetPlatformInfo(void) { return other(); 
 #: Put a directory of our choice in the place of /etc/OpenCL/vendors, for planning and for the loader alike.
 SYSTEM = """
 from dataclasses import replace
-from clrope.device import icd
+from clrope.device import discovery, icd
 real_plan = icd.make_plan
 icd.system_directories = lambda loader: ({folder!r},)
-icd.make_plan = lambda: replace(real_plan(), own_directory=True)
+discovery.make_plan = lambda: replace(real_plan(), own_directory=True)
 """
 
 
