@@ -188,7 +188,7 @@ class BoundCall:
 
         context, flags = self.runtime.context, cl.mem_flags
         buffer_of = cl.Buffer
-        offsets = self._offsets
+        offsets, parts = self._offsets, self.call.parts
         setters = []
         for slot in self._slots:
             access = (flags.READ_WRITE if slot.written else flags.READ_ONLY) | flags.USE_HOST_PTR
@@ -207,9 +207,11 @@ class BoundCall:
                     address = address.svm_ptr
                 first, last = address + slot.first, address + slot.last
                 low = first & -PAGE
-                memory = types[low + size < last].from_address(low)
-                buffer = buffer_of(context, access, hostbuf=memory)
-                keep.append(buffer)
+                if not (slot.side % 2 and parts[slot.side // 2].in_place):
+                    # In place the output comes right behind the input, and has the same buffer: two are undefined.
+                    memory = types[low + size < last].from_address(low)
+                    buffer = buffer_of(context, access, hostbuf=memory)
+                    keep.append(buffer)
                 set_arg(slot.argument, buffer)
                 where = (first - low - slot.first) // item + slot.start
                 key = slot.launch, slot.offset
