@@ -239,3 +239,21 @@ def test_what_was_called_last_is_found_by_comparing(
     op(turned, 5, layout="bnsd")
     op(turned, 5, layout="bnsd")
     np.testing.assert_array_equal(op(turned, 5), emulate_rope(turned, 5, CONFIG))
+
+
+def test_in_place_is_one_buffer(
+    host: clrope.DeviceInfo, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two buffers over the same memory are undefined."""
+    import pyopencl as cl
+
+    if runtime_for(host).host_access != "direct":
+        pytest.skip("host memory is not passed by buffers that are that memory")
+    op, made, real = clrope.Rope(CONFIG, host), [], cl.Buffer
+    x = values(rng)
+    op(x, 3, out=x)
+    monkeypatch.setattr(cl, "Buffer", lambda *given, **more: made.append(more) or real(*given, **more))
+    x = values(rng)
+    want = emulate_rope(x, 5, CONFIG)
+    np.testing.assert_array_equal(op(x, 5, out=x), want)
+    assert len(made) == 1
