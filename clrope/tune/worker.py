@@ -163,9 +163,10 @@ class Worker:
         x_view = TensorView(shape, (tokens * heads * step, heads * step, step, 1), x_offset, self.dtype_name)
         y_view = TensorView.dense(shape, self.dtype_name).moved(64)
         flat = self._numbers(x_view.span[1] + 16)
+        # By bits: NumPy's array interface has no name for float8_e5m2.
         x = np.lib.stride_tricks.as_strided(
-            flat[x_offset:], shape, [s * self.dtype.itemsize for s in x_view.strides], writeable=False
-        )
+            flat.view(self.bits)[x_offset:], shape, [s * self.dtype.itemsize for s in x_view.strides], writeable=False
+        ).view(self.dtype)
         positions = self.rng.integers(0, 1 << 20, tokens)
         cosine, sine = emulate_cos_sin(positions, config, real=self.real)
         y_elements = y_view.span[1] + 64

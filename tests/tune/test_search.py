@@ -22,6 +22,7 @@ from clrope.device.cache import largest_cache
 from clrope.emulation import emulate_rope
 from clrope.errors import DeviceError
 from clrope.kernels.variant import STRIDED, Variant
+from clrope.layout import DTYPES
 from clrope.select import database
 from clrope.select.records import SIZES, TuningKey, TuningReport, VariantResult
 from clrope.tune import search, worker
@@ -194,6 +195,15 @@ def test_a_child_that_cannot_begin(cpu: clrope.DeviceInfo, cache: Path, monkeypa
     assert result.left == KEYS
     assert result.errors == ["f32 neox: no Python executable to start a child process with"]
     assert not (cache / "tuning.json").exists() or database.known(cpu, "f32", "neox").records == ()
+
+
+@pytest.mark.parametrize("dtype", [name for name in DTYPES if name not in search.USUAL_TYPES])
+def test_types_that_are_tuned_on_request(cpu: clrope.DeviceInfo, cache: Path, seed: int, dtype: str) -> None:
+    keys = [TuningKey(dtype, "neox", in_place, "small") for in_place in (False, True)]
+    result = tune(cpu, 10.0, keys, variants=[STRIDED, GOOD], nbytes=NBYTES, seed=seed)
+    assert result.errors == []
+    assert [record.key for record in result.records] == keys
+    assert all(len(record.results) == 2 and not any(r.broken for r in record.results) for record in result.records)
 
 
 def test_no_time(cpu: clrope.DeviceInfo, cache: Path) -> None:
