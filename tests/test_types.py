@@ -16,7 +16,7 @@ from clrope.kernels.variant import Variant
 
 HALVES = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}
 SPELLINGS = {
-    "f16": [None, Variant("strided"), Variant(width=4, access="integer"), Variant("strided", access="integer")],
+    "f16": [None, Variant("strided"), Variant(width=4), Variant(width=4, prepared=True)],
     "bf16": [None, Variant("strided")],
 }
 CASES = [(dtype, variant) for dtype, variants in SPELLINGS.items() for variant in variants]

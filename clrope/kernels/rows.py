@@ -43,7 +43,7 @@ PARAMETERS = (
     Parameter(
         "access", "builtin",
         "`builtin`: OpenCL's functions; `clang`: pointers to vectors and clang's conversions, for drivers that compile "
-        "the functions to calls; `integer`: f16 by integer arithmetic", ("builtin", "clang", "integer"),
+        "the functions to calls", ("builtin", "clang"),
     ),
     Parameter(
         "store", "plain",
@@ -224,8 +224,6 @@ def options(problem: Problem, p: Parameters) -> tuple[str, ...]:
         out.append(f"-DSTAGED={max(STAGED_BYTES, head)}")
     if p["angles"] == "fused":
         out.append("-DFUSED")
-    if p["access"] == "integer" and dtype == "f16":
-        out.append("-DHALF_INTEGER")
     if p["nan"] == "plain" and dtype == "bf16":
         out.append("-DPLAIN_NAN")
     if angles.full_tables:
@@ -346,16 +344,11 @@ def search(kind: str, dtype: str, pairing: Pairing) -> list[dict[str, Any]]:
     out = [{"width": width, "access": access} for width in halves for access in both]
     # All heads of a token in one work-item, however few tokens there are: fewer, longer work-items.
     out += [{"width": halves[1], "access": access, "heads_per_item": 1 << 16} for access in both]
-    if dtype == "f16":
-        out += [{"width": width, "access": "integer"} for width in halves[:2]]
-        out += [{"width": width, "access": "integer", "prepared": True} for width in whole[1:]]
     out += [{"width": width, "access": access, "prepared": True} for width in whole[1:] for access in both]
     for width in whole:
         out.append({"width": width, "access": "clang", "prepared": True, "store": "nontemporal"})
-        if width > whole[0]:
-            # vstore_half cannot be non-temporal.
-            access = "integer" if dtype == "f16" else "builtin"
-            out.append({"width": width, "access": access, "prepared": True, "store": "nontemporal"})
+        if width > whole[0] and dtype != "f16":  # vstore_half cannot be non-temporal
+            out.append({"width": width, "prepared": True, "store": "nontemporal"})
     out += [_with(p, prefetch=PREFETCH) for p in out if p.get("prepared") and p["width"] in whole[1:]]
     # Where single vectors could be stored non-temporally this is hardly ever faster; it is for where they cannot.
     staged: dict[str, Any] = {"access": "clang", "prepared": True, "store": "staged", "prefetch": PREFETCH}

@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 _FILE = "rotate_strided.cl"
 
-PARAMETERS = (
-    Parameter(
-        "access", "builtin", "`builtin`: OpenCL's functions; `integer`: f16 by integer arithmetic",
-        ("builtin", "integer"),
-    ),
-)  # fmt: skip
+PARAMETERS: tuple[Parameter, ...] = ()
 
 
 def files(pairing: Pairing) -> tuple[str, ...]:
@@ -56,7 +51,6 @@ def _spec(problem: Problem, variant: Variant, kind: str) -> LaunchSpec:
     per_item = slots if kind == "cpu" else 1
     i32, i64, real = np.int32, np.int64, np.float64 if problem.dtype == "f64" else np.float32
     options = [storage_option(problem.dtype)]
-    options += ["-DHALF_INTEGER"] if variant.access == "integer" and problem.dtype == "f16" else []
     options += ["-DFULL_TABLES"] if full else []
     x_batch, x_token, x_head, x_element = map(i64, problem.x_strides)
     y_batch, y_token, y_head, y_element = map(i64, problem.y_strides)
@@ -78,12 +72,12 @@ def _spec(problem: Problem, variant: Variant, kind: str) -> LaunchSpec:
 
 def search(kind: str, dtype: str, pairing: Pairing) -> list[dict[str, Any]]:
     """Return what tuning tries."""
-    return [{}, {"access": "integer"}] if dtype == "f16" and kind != "cpu" else [{}]
+    return [{}]
 
 
 def words(p: Parameters) -> str:
     """Return a short name."""
-    return "strided" if p["access"] == "builtin" else f"strided {p['access']}"
+    return "strided"
 
 
 KERNEL = Kernel("strided", __doc__ or "", PARAMETERS, files, supports, fallback, spec, search, words)

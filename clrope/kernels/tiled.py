@@ -29,10 +29,6 @@ _GROUP = {"cpu": 4, "gpu": 64}
 PARAMETERS = (
     Parameter("width", 4, "elements of a vector", (1, 2, 4, 8, 16)),
     Parameter(
-        "access", "builtin", "`builtin`: OpenCL's functions; `clang`: pointers to vectors and clang's conversions",
-        ("builtin", "clang"),
-    ),
-    Parameter(
         "heads_per_item", 0, "heads of a token in one work-group, at most; 0: by the number of tokens", compiled=False
     ),
 )  # fmt: skip
@@ -74,7 +70,7 @@ def fallback(problem: Problem, variant: Variant, unsupported: Unsupported) -> Va
     if unsupported.reason in (TiledReason.PAIRING, TiledReason.LAST_AXIS):
         return variant.of_kernel("strided")
     if unsupported.reason is TiledReason.TILE:
-        return variant.of_kernel("rows", "width", "access", "heads_per_item")
+        return variant.of_kernel("rows", "width", "heads_per_item")
     return variant.changed(width=variant.width // 2)
 
 
@@ -97,7 +93,6 @@ def _spec(problem: Problem, variant: Variant, kind: str, units: int) -> LaunchSp
     row_bytes = pairs.pairs * (2 if full else 1) * (8 if f64 else 4)
     i32, i64, real = np.int32, np.int64, np.float64 if f64 else np.float32
     options = [storage_option(problem.dtype), f"-DW={p['width']}", "-DTILED"]
-    options += ["-DCLANG_VECTORS"] if p["access"] == "clang" else []
     options += ["-DFULL_TABLES"] if full else []
     x_batch, x_token, x_head = map(i64, problem.x_strides[:3])
     y_batch, y_token, y_head = map(i64, problem.y_strides[:3])
@@ -123,13 +118,13 @@ def search(kind: str, dtype: str, pairing: Pairing) -> list[dict[str, Any]]:
     """Return what tuning tries."""
     if kind == "cpu":
         width = (4 if dtype == "f64" else 8) // (2 if pairing == "normal" else 1)
-        return [{"width": width, "access": access} for access in ("builtin", "clang")]
+        return [{"width": width}]
     return [{"width": width, "heads_per_item": heads} for width in (1, 2, 4) for heads in (8, 1 << 16)]
 
 
 def words(p: Parameters) -> str:
     """Return a short name."""
-    text = f"tiled{p['width']} {p['access']}"
+    text = f"tiled{p['width']}"
     return f"{text} heads<={p['heads_per_item']}" if p["heads_per_item"] else text
 
 
