@@ -22,7 +22,9 @@ from .records import SizeClass, TuningKey
 if TYPE_CHECKING:
     from ..device import DeviceInfo
 
-SCHEMA = "clrope.defaults/1"
+SCHEMA = "clrope.defaults/2"
+#: Fields of a tuning key, as the rows name them.
+KEY_FIELDS = ("dtype", "pairing", "in_place", "size")
 PATH = Path(__file__).parent / "defaults.json"
 
 
@@ -60,14 +62,9 @@ def default_for(device: DeviceInfo, key: TuningKey) -> Variant:
     facts = device_facts(device)
     family = family_of(facts, table()["families"])
     for row in table()["rows"]:
-        if row["family"] == family and _is_for(row, key, facts):
+        if row["family"] == family and all(getattr(key, name) in row[name] for name in KEY_FIELDS):
             return Variant(**row["variant"])
     return safe_variant(device.kind, key.dtype, key.pairing)
-
-
-def _is_for(row: dict[str, Any], key: TuningKey, facts: dict[str, Any]) -> bool:
-    named = all(getattr(key, name) in row[name] for name in ("dtype", "pairing", "in_place", "size") if name in row)
-    return named and matches(row.get("device", {}), facts)
 
 
 def size_class(device: DeviceInfo, nbytes: int) -> SizeClass:

@@ -1,22 +1,21 @@
-"""`defaults.json` from tuning files of several machines: their winners, in front of the rows that are shipped."""
+"""`defaults.json` from tuning files of several machines: their winners, in the place of shipped rows."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from ..errors import ConfigError
 from ..select import database
-from ..select.defaults import family_of, table
+from ..select.defaults import KEY_FIELDS, family_of, table
 from ..select.records import TuningKey, TuningRecord
-
-_NAMES = ("dtype", "pairing", "in_place", "size")
 
 
 def merged_defaults(paths: Sequence[str]) -> dict[str, Any]:
-    """Return the shipped defaults with the winners of tuning files in front.
+    """Return the shipped defaults with the winners of tuning files in their place.
 
     A device of no family gets one of its own. Of several machines of one family the winner is the variant that loses
     least where it loses most. Raises `ConfigError` for a file that is no tuning file.
@@ -40,14 +39,24 @@ def merged_defaults(paths: Sequence[str]) -> dict[str, Any]:
         variant = _least_loss([record for _, record in records])
         origin = "tuned on " + " and on ".join(dict.fromkeys(machine for machine, _ in records))
         rows.append({"family": family, **_classes(key), "variant": variant, "origin": origin})
-    data["rows"] = [*compact(rows), *data["rows"]]
+    data["rows"] = [*compact(rows), *_uncovered(data["rows"], set(found))]
     return data
+
+
+def _uncovered(rows: Sequence[dict[str, Any]], covered: set[tuple[str, TuningKey]]) -> list[dict[str, Any]]:
+    """Return the rows without what rows in front of them decide."""
+    out = []
+    for row in rows:
+        keys = [TuningKey(*values) for values in product(*(row[name] for name in KEY_FIELDS))]
+        left = [key for key in keys if (row["family"], key) not in covered]
+        out += [row] if len(left) == len(keys) else compact([{**row, **_classes(key)} for key in left])
+    return out
 
 
 def compact(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return fewer rows that say the same: those alike but in one of the tuning key's fields become one."""
     out = list(rows)
-    for name in _NAMES:
+    for name in KEY_FIELDS:
         groups: dict[str, dict[str, Any]] = {}
         for row in out:
             alike = json.dumps({k: v for k, v in row.items() if k != name}, sort_keys=True)
@@ -73,7 +82,7 @@ def dumps(data: dict[str, Any]) -> str:
 
 
 def _classes(key: TuningKey) -> dict[str, list[Any]]:
-    return {name: [getattr(key, name)] for name in _NAMES}
+    return {name: [getattr(key, name)] for name in KEY_FIELDS}
 
 
 def _exactly(facts: dict[str, Any]) -> dict[str, Any]:
