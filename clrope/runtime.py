@@ -39,6 +39,7 @@ RESULT_BYTES_KEPT = 256 << 20
 #: Bytes of staging buffers in no use that are kept at most.
 STAGING_BYTES_KEPT = 256 << 20
 CALLS_KEPT = 512
+HOST_BUFFERS_KEPT = 1024
 OPERATIONS_KEPT = 256
 CONSTANTS_KEPT = 256
 QUEUES_KEPT = 8
@@ -157,6 +158,8 @@ class Runtime:
     calls:     compiled calls by signature.
     tables:    cos and sin of the last positions, by configuration and positions.
     constants: what depends on a configuration alone, uploaded once.
+    host_buffers: buffers over host memory that is the device's own ('direct'), by address and size. A buffer owns no
+               memory, and is used again when an array comes at its address: making one takes PoCL 10 us.
     busy:      host memory that launches use which have begun and not yet ended. What an exception interrupts stays
                here until the queue has been waited for, so that no memory is freed under a kernel.
     """
@@ -173,6 +176,7 @@ class Runtime:
         self.calls: dict[Any, Any] = {}
         self.tables: cachetools.LRUCache[Any, Any] = cachetools.LRUCache(TABLE_BYTES_KEPT, getsizeof=lambda t: t.nbytes)
         self.constants: cachetools.LRUCache[Any, Any] = cachetools.LRUCache(CONSTANTS_KEPT)
+        self.host_buffers: dict[Any, Any] = {}
         self.busy: dict[int, Any] = {}
         self._programs: dict[tuple[str, tuple[str, ...], str | None], pyopencl.Program] = {}
         self._queues: dict[int, QueueState] = {}

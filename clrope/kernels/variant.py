@@ -47,8 +47,8 @@ class Variant:
             parameter.check(value)
             values.append(value)
         if parameters:
-            allowed = ", ".join(p.name for p in found.parameters)
-            raise ConfigError(f"{min(parameters)}: not a parameter of kernel {found.name!r}, those are {allowed}")
+            allowed = ", ".join(p.name for p in found.parameters) or "none"
+            raise ConfigError(f"{min(parameters)}: not a parameter of kernel {found.name!r}, allowed are {allowed}")
         object.__setattr__(self, "implementation", found)
         object.__setattr__(self, "values", tuple(values))
         object.__setattr__(self, "folder", os.fspath(folder))

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..arrays import Operand
 from ..kernels.launch import Launch
-from ..runtime import PAGE, QueueState, launch_error
+from ..runtime import HOST_BUFFERS_KEPT, PAGE, QueueState, keep, launch_error
 from .angle_sources import ArrayAngles, ConfigAngles, Positions, Tables, real_of
 from .host_buffers import HostBuffers, MemoryRange
 from .transfer import Copies, Piece
@@ -189,6 +189,7 @@ class BoundCall:
         context, flags = self.runtime.context, cl.mem_flags
         buffer_of = cl.Buffer
         offsets, parts = self._offsets, self.call.parts
+        known, lock = self.runtime.host_buffers, self.runtime.lock
         setters = []
         for slot in self._slots:
             access = (flags.READ_WRITE if slot.written else flags.READ_ONLY) | flags.USE_HOST_PTR
@@ -200,7 +201,7 @@ class BoundCall:
             setters.append((slot, launch.kernel.set_arg, launch.set_number, access, item, size, types))
 
         def bind(addresses: Sequence[int]) -> None:
-            keep = []
+            kept = []
             for slot, set_arg, set_number, access, item, size, types in setters:
                 address: Any = addresses[slot.side]
                 if type(address) is not int:
@@ -209,17 +210,22 @@ class BoundCall:
                 low = first & -PAGE
                 if not (slot.side % 2 and parts[slot.side // 2].in_place):
                     # In place the output comes right behind the input, and has the same buffer: two are undefined.
-                    memory = types[low + size < last].from_address(low)
-                    buffer = buffer_of(context, access, hostbuf=memory)
-                    keep.append(buffer)
+                    memory = types[low + size < last]
+                    key = low, memory, access
+                    buffer = known.get(key)
+                    if buffer is None:
+                        buffer = buffer_of(context, access, hostbuf=memory.from_address(low))
+                        with lock:
+                            keep(known, key, buffer, HOST_BUFFERS_KEPT)
+                    kept.append(buffer)
                 set_arg(slot.argument, buffer)
                 where = (first - low - slot.first) // item + slot.start
-                key = slot.launch, slot.offset
-                if offsets.get(key) != where:
+                place = slot.launch, slot.offset
+                if offsets.get(place) != where:
                     set_number(slot.offset, np.int64(where))
-                    offsets[key] = where
+                    offsets[place] = where
             # OpenCL keeps no reference to buffers given as arguments before the launch.
-            self._keep = keep
+            self._keep = kept
 
         return bind
 

@@ -178,8 +178,8 @@ class _Group:
     def _case(self, key: TuningKey) -> dict[str, Any]:
         nbytes = self.sizes[key.size]
         sets = _sets(self.device, nbytes * (1 if key.in_place else 2)) if key.size == "large" else 1
-        # Small calls are a decoder's: each is at other positions, so a table is made for it alone.
-        return {"in_place": key.in_place, "nbytes": nbytes, "sets": sets, "new_table": key.size == "small"}
+        # Small calls are a decoder's, each at other positions: making a table for it takes longer than the rotation.
+        return {"in_place": key.in_place, "nbytes": nbytes, "sets": sets, "no_table": key.size == "small"}
 
     def _take(self, entries: list[dict[str, Any]], cases: list[TuningKey]) -> int | str | None:
         """Take in what a child wrote; returns what it had begun and not ended."""

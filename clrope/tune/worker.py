@@ -24,7 +24,6 @@ from ..config import RopeConfig
 from ..device import child, devices, probe
 from ..emulation import emulate_cos_sin, emulate_rotation
 from ..errors import BuildError, DeviceError
-from ..kernels import cos_sin
 from ..kernels.build import build
 from ..kernels.launch import Launch, LaunchSpec
 from ..kernels.problem import BUFFER_ALIGNMENT, AngleForm, Pairing, PairLayout, Problem
@@ -273,10 +272,6 @@ class Worker:
         """Return the arguments that a variant takes cos and sin from: finished tables, or positions and steps."""
         if self.variants[number].angles != "fused":
             return {"cosine": self._buffer(data.cosine), "sine": self._buffer(data.sine)}
-        return self._angle_arguments(data)
-
-    def _angle_arguments(self, data: _Setup | _Workload) -> dict[str, Any]:
-        """Return the arguments that a kernel computes cos and sin from."""
         table, rows = angle_table(data.config), np.asarray(data.positions, np.int64)
         real = np.float64 if self.real == "f64" else np.float32
         arrays = {"positions": rows, "step": table.step, "step_low": table.step_low, "axis": table.axis}
@@ -316,9 +311,9 @@ class Worker:
         # For each variant a launch a set, and for each ceiling.
         runs: dict[int, list[Any]] = {}
         failed: dict[int, tuple[str, str]] = {}
-        for i in self.usable:
-            if self.variants[i].unsupported(workload.problem):
-                continue
+        usable = [i for i in self.usable if not self.variants[i].unsupported(workload.problem)]
+        without = [i for i in usable if self.variants[i].angles == "fused"]
+        for i in without if case["no_table"] and without else usable:
             self._begin(i, f"running on {workload.nbytes} bytes")
             tables = self._tables(i, workload)
             zero = {"x_offset": np.int64(0), "y_offset": np.int64(0)}
@@ -328,8 +323,6 @@ class Worker:
                 failed[i] = failure
             else:
                 runs[i] = [launch.enqueue for launch in launches]
-                if case["new_table"] and self.variants[i].angles != "fused":
-                    runs[i] = self._with_new_table(runs[i], workload, tables)
         ceilings = self._ceilings(workload) if self.job["ceiling"] else []
         # Several, of 4 MiB too, so that the best found the caches as its like leaves them: non-temporal stores are slow
         # where another variant has just left the same lines there.
@@ -349,22 +342,6 @@ class Worker:
         seconds = race.seconds()
         ceiling = seconds.pop("ceiling", None)
         self.write(case=number, nbytes=workload.nbytes, seconds=seconds, ceiling=ceiling, failed=failed)
-
-    def _with_new_table(self, enqueues: list[Any], workload: _Workload, tables: dict[str, Any]) -> list[Any]:
-        """Return runs that make the table first, as a call at positions of its own does."""
-        angles = workload.problem.angles
-        spec = cos_sin.spec(workload.problem.pairs.pairs, workload.tokens, self.real, angles, self.device)
-        program = build(self.context, self.device.cl_device, spec.text, spec.options)
-        table = Launch(program, spec)
-        bound = {**self._angle_arguments(workload), **tables}
-        table.bind(bound)
-        self._alive.append(bound)
-
-        def both(queue: Any, enqueue: Any) -> Any:
-            table.enqueue(queue)
-            return enqueue(queue)
-
-        return [partial(both, enqueue=enqueue) for enqueue in enqueues]
 
     def _time(self, enqueues: list[Any], repeat: int, workload: _Workload) -> float:
         """Return the best time of so many runs, each on the set whose last use is longest ago."""

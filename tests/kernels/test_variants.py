@@ -215,7 +215,7 @@ def test_what_fit_returns_is_supported(rng: np.random.Generator) -> None:
         ({"kernel": "cols"}, "kernel: got 'cols', allowed are strided, rows, tiled"),
         ({"colour": 1}, "colour: not a parameter of kernel 'rows'"),
         ({"prepared": 1}, "prepared: got 1, allowed are False, True"),
-        ({"kernel": "strided", "width": 4}, "width: not a parameter of kernel 'strided', those are access"),
+        ({"kernel": "strided", "width": 4}, "width: not a parameter of kernel 'strided', allowed are none"),
         ({"access": "native"}, "access: got 'native'"),
         ({"store": "both"}, "store: got 'both'"),
         ({"heads_per_item": -1}, "heads_per_item: got -1"),
