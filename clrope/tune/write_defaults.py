@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 from ..errors import ConfigError
+from ..kernels.variant import Variant
 from ..select import database
 from ..select.defaults import KEY_FIELDS, family_of, table
 from ..select.records import TuningKey, TuningRecord
@@ -38,7 +39,7 @@ def merged_defaults(paths: Sequence[str]) -> dict[str, Any]:
     for (family, key), records in found.items():
         variant = _least_loss([record for _, record in records])
         origin = "tuned on " + " and on ".join(dict.fromkeys(machine for machine, _ in records))
-        rows.append({"family": family, **_classes(key), "variant": variant, "origin": origin})
+        rows.append({"family": family, **_classes(key), "variant": _shortest(variant), "origin": origin})
     data["rows"] = [*compact(rows), *_uncovered(data["rows"], set(found))]
     return data
 
@@ -91,9 +92,15 @@ def _exactly(facts: dict[str, Any]) -> dict[str, Any]:
     return {**texts, "float_width": [width, width]}
 
 
-def _least_loss(records: Sequence[TuningRecord]) -> dict[str, Any]:
+def _shortest(variant: Variant) -> dict[str, Any]:
+    """Return what `Variant(**...)` needs: the kernel, and the values that are not the default."""
+    plain = Variant(variant.implementation).parameters
+    return {"kernel": variant.kernel, **{k: v for k, v in variant.parameters.items() if v != plain[k]}}
+
+
+def _least_loss(records: Sequence[TuningRecord]) -> Variant:
     """Return the variant whose worst share of the fastest, over all records, is the best; the first of equals."""
-    shares: dict[Any, list[float]] = {}
+    shares: dict[Variant, list[float]] = {}
     for record in records:
         times = {r.variant: r.seconds for r in record.results if not r.broken and r.seconds}
         best = min(times.values())
@@ -103,6 +110,5 @@ def _least_loss(records: Sequence[TuningRecord]) -> dict[str, Any]:
             shares.setdefault(variant, []).append(1.0 if variant == winner else min(best / seconds, 0.999))
     everywhere = {v: min(s) for v, s in shares.items() if len(s) == len(records)}
     if not everywhere:
-        everywhere = {record.winner: 0.0 for record in records}
-    chosen = max(everywhere, key=lambda v: everywhere[v])
-    return dict(chosen.to_dict())
+        everywhere = {record.winner: 0.0 for record in records if record.winner is not None}
+    return max(everywhere, key=lambda v: everywhere[v])

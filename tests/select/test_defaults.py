@@ -143,7 +143,7 @@ def test_written_from_tuning_files(
     assert data == merged_defaults([str(file)])
     first, second = data["rows"][:2]
     # Neither's fastest, but never far behind.
-    assert (first["family"], first["variant"]) == ("intel-amd-avx512", b.to_dict())
+    assert (first["family"], Variant(**first["variant"])) == ("intel-amd-avx512", b)
     assert "AMD one" in first["origin"]
     assert "AMD two" in first["origin"]
     assert second["family"] == "Something New GPU (TM)"
