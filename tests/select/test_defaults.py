@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import platform
 from collections.abc import Iterator
 from dataclasses import replace
@@ -105,6 +106,15 @@ def test_compact_says_the_same() -> None:
     short = compact(rows)
     assert [(row["dtype"], row["variant"]) for row in short] == [(["f32", "f16"], 1), (["f64"], 2)]
     assert all(row["size"] == list(SIZES) and row["in_place"] == [False, True] for row in short)
+
+
+def test_kept_tuning_results_give_the_shipped_rows(tmp_path: Path) -> None:
+    kept = sorted((Path(__file__).parents[2] / "bench" / "results").glob("tuning-*.json.xz"))
+    files = [tmp_path / packed.stem for packed in kept]
+    for file, packed in zip(files, kept, strict=True):
+        file.write_bytes(lzma.decompress(packed.read_bytes()))
+    assert files
+    assert merged_defaults([str(file) for file in files]) == defaults.table()
 
 
 def keys_of(row: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
