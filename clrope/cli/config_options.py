@@ -1,4 +1,4 @@
-"""A configuration on the command line: from a file or a preset, and a flag for every field of `RopeConfig`."""
+"""A configuration on the command line: from a file or a preset, and an option for every field of `RopeConfig`."""
 
 from __future__ import annotations
 
@@ -6,95 +6,98 @@ import dataclasses
 import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from ..config import RopeConfig
 from ..errors import ConfigError, RopeError
-
-if TYPE_CHECKING:
-    from ..config import RopeConfig
-
-
-def _field(text: str) -> Any:
-    return typer.Option(help=text)
+from ..io.files import read_arrays
+from .options import LayerType, Mode, SeqLen
 
 
-def read_config(
-    config_file: Annotated[Path | None, typer.Option("--config", help="JSON file of the fields below.")] = None,
-    gguf: Annotated[Path | None, _field("GGUF model file.")] = None,
-    hf: Annotated[Path | None, _field("Hugging Face config.json, or its folder.")] = None,
-    preset: Annotated[str | None, _field("A well-known model by name.")] = None,
-    layer_type: Annotated[str | None, _field("Of a file with one RoPE per layer type.")] = None,
-    seq_len: Annotated[int | None, _field("Length that will be run, where a file's scaling depends on it.")] = None,
-    mode: Annotated[str | None, _field("normal, neox, mrope, imrope, vision, or ggml's integer.")] = None,
-    n_dims: Annotated[int | None, _field("Rotated elements of a head. Default: all.")] = None,
-    freq_base: Annotated[float | None, _field("Base of the frequencies. Default: 10000.")] = None,
-    freq_scale: Annotated[float | None, _field("Factor on the angles. Default: 1.")] = None,
-    ext_factor: Annotated[float | None, _field("Weight of YaRN's ramp. Default: 0, no YaRN.")] = None,
-    attn_factor: Annotated[float | None, _field("Factor on cos and sin. Default: 1.")] = None,
-    beta_fast: Annotated[float | None, _field("Turns at which YaRN's ramp begins. Default: 32.")] = None,
-    beta_slow: Annotated[float | None, _field("Turns at which YaRN's ramp ends. Default: 1.")] = None,
-    n_ctx_orig: Annotated[int | None, _field("Context length trained with, for YaRN. Default: 0.")] = None,
-    freq_factors: Annotated[str | None, _field("Divisors of the angles: 1.0,1.1,... or FILE[:NAME].")] = None,
-    sections: Annotated[str | None, _field("Pairs of each axis: t,h,w or t,h,w,e.")] = None,
-    n_offs: Annotated[int | None, _field("First rotated element of a head. Default: 0.")] = None,
-    angles: Annotated[str | None, _field("exact (default), or ggml: its float32 recurrence.")] = None,
-) -> RopeConfig:
-    """Return the configuration that the flags describe; `ConfigError` if they are too many or too few."""
-    from ..config import RopeConfig
+def _option(kind: Any, metavar: str, text: str) -> Any:
+    return Annotated[kind | None, typer.Option(metavar=metavar, help=text)]
 
-    sources = {"--config": config_file, "--gguf": gguf, "--hf": hf, "--preset": preset}
-    given = [flag for flag, value in sources.items() if value is not None]
-    if len(given) > 1:
-        raise ConfigError(f"{given[1]}: given together with {given[0]}, one source is needed")
-    read_by_mode = {k: v for k, v in (("--layer-type", layer_type), ("--seq-len", seq_len)) if v is not None}
-    if read_by_mode and not (gguf or hf):
-        raise ConfigError(f"{next(iter(read_by_mode))}: has a meaning with --gguf and --hf only")
-    fields: dict[str, Any] = {
-        "mode": parse_mode_flag(mode), "n_dims": n_dims, "freq_base": freq_base, "freq_scale": freq_scale,
-        "ext_factor": ext_factor, "attn_factor": attn_factor, "beta_fast": beta_fast, "beta_slow": beta_slow,
-        "n_ctx_orig": n_ctx_orig, "freq_factors": _factors(freq_factors), "sections": _integers("sections", sections),
-        "n_offs": n_offs, "angles": angles,
-    }  # fmt: skip
-    fields = {name: value for name, value in fields.items() if value is not None}
-    if config_file is not None:
-        return RopeConfig.from_dict({**read_json(config_file), **fields})
-    if gguf is not None or hf is not None:
-        read = RopeConfig.from_gguf if gguf is not None else RopeConfig.from_hf
-        found = read(gguf or hf, mode=fields.get("mode"), seq_len=seq_len, layer_type=layer_type)  # type: ignore[arg-type]
-        return dataclasses.replace(found, **fields)
-    if preset is not None:
-        return dataclasses.replace(RopeConfig.preset(preset), **fields)
+
+#: The options that describe a configuration, with their annotations for typer.
+_OPTIONS: Mapping[str, Any] = {
+    "config": _option(Path, "FILE", "JSON file with fields of RopeConfig, the options below."),
+    "gguf": _option(Path, "FILE", "GGUF model file."),
+    "hf": _option(Path, "PATH", "Hugging Face config.json, or its folder."),
+    "preset": _option(str, "NAME", "Well-known model."),
+    "layer_type": LayerType,
+    "seq_len": SeqLen,
+    "mode": Mode,
+    "n_dims": _option(int, "N", "Rotated elements of a head. Default: all."),
+    "freq_base": _option(float, "X", "Base of the frequencies. Default: 10000."),
+    "freq_scale": _option(float, "X", "Factor of the angles. Default: 1."),
+    "ext_factor": _option(float, "X", "Weight of YaRN's ramp. Default: 0, no YaRN."),
+    "attn_factor": _option(float, "X", "Factor of cos and sin. Default: 1."),
+    "beta_fast": _option(float, "X", "Turns at which YaRN's ramp begins. Default: 32."),
+    "beta_slow": _option(float, "X", "Turns at which YaRN's ramp ends. Default: 1."),
+    "n_ctx_orig": _option(int, "N", "Context length of the training, for YaRN. Default: 0."),
+    "freq_factors": _option(str, "LIST", "Divisors of the angles: 1.0,1.1,... or FILE[:NAME]."),
+    "sections": _option(str, "LIST", "Pairs of each position axis: t,h,w or t,h,w,e."),
+    "n_offs": _option(int, "N", "First rotated element of a head. Default: 0."),
+    "angles": _option(
+        str, "KIND", "Arithmetic of the angles: exact, or ggml for its float32 recurrence. Default: exact."
+    ),
+}
+_SOURCES = ("config", "gguf", "hf", "preset")
+
+
+def takes_config(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, whose first parameter is the configuration, the options that describe one."""
+
+    @functools.wraps(command)
+    def wrapped(**values: Any) -> None:
+        options = {name: values.pop(name) for name in _OPTIONS}
+        command(_read_config({name: value for name, value in options.items() if value is not None}), **values)
+
+    # Typer reads a signature whose annotations are objects, not texts.
+    hints = get_type_hints(command, include_extras=True)
+    own = [p.replace(annotation=hints[p.name]) for p in list(inspect.signature(command).parameters.values())[1:]]
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in _OPTIONS.items()
+    ]
+    wrapped.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in (*own, *shared)}
+    return wrapped
+
+
+def _read_config(given: dict[str, Any]) -> RopeConfig:
+    """Return the configuration that options describe; `ConfigError` if they are too many or too few."""
+    sources = [name for name in _SOURCES if name in given]
+    if len(sources) > 1:
+        raise ConfigError(f"--{sources[1]}: given together with --{sources[0]}, one source is needed")
+    for name in ("layer_type", "seq_len"):
+        if name in given and sources not in (["gguf"], ["hf"]):
+            raise ConfigError(f"--{name.replace('_', '-')}: has a meaning with --gguf and --hf only")
+    fields = {name: given[name] for name in given if name in RopeConfig.__dataclass_fields__}
+    if "mode" in fields:
+        fields["mode"] = parse_mode_flag(fields["mode"])
+    if "freq_factors" in fields:
+        fields["freq_factors"] = _factors(fields["freq_factors"])
+    if "sections" in fields:
+        fields["sections"] = _integers("sections", fields["sections"])
+    if "config" in given:
+        return RopeConfig.from_dict({**read_json(given["config"]), **fields})
+    if "gguf" in given or "hf" in given:
+        read = RopeConfig.from_gguf if "gguf" in given else RopeConfig.from_hf
+        reading = {name: given.get(name) for name in ("seq_len", "layer_type")}
+        return dataclasses.replace(read(given[sources[0]], mode=fields.get("mode"), **reading), **fields)
+    if "preset" in given:
+        return dataclasses.replace(RopeConfig.preset(given["preset"]), **fields)
     if "mode" not in fields:
         raise ConfigError(
             "--mode: not given, and no --config, --gguf, --hf or --preset; it has no default because a wrong pairing "
-            "gives fluent garbage"
+            "gives wrong results without an error"
         )
     return RopeConfig(**fields)
-
-
-def takes_config(command: Callable[..., bool]) -> Callable[..., bool]:
-    """Give a command (whose first parameter is the configuration) the flags of `read_config`."""
-    shared = inspect.signature(read_config).parameters
-    own = list(inspect.signature(command).parameters.values())[1:]
-
-    @functools.wraps(command)
-    def wrapped(**values: Any) -> bool:
-        config = read_config(**{name: values.pop(name) for name in shared})
-        return command(config, **values)
-
-    # Typer reads a signature with annotations that are objects, not texts.
-    hints = get_type_hints(read_config, globals() | {"RopeConfig": object}, include_extras=True)
-    hints |= get_type_hints(command, command.__globals__ | {"RopeConfig": object}, include_extras=True)
-    parameters = [
-        p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[p.name]) for p in [*own, *shared.values()]
-    ]
-    wrapped.__signature__ = inspect.Signature(parameters, return_annotation=bool)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": bool}
-    return wrapped
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -112,8 +115,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def named_array(text: str, what: str) -> Any:
     """Return the array that FILE or FILE:NAME stands for; without a name the file must hold one array only."""
-    from ..io.files import read_arrays
-
     name = ""
     if not Path(text).exists() and ":" in text:
         text, _, name = text.rpartition(":")
@@ -131,18 +132,14 @@ def parse_mode_flag(text: str | None) -> Any:
     return int(text) if text is not None and text.isdecimal() else text
 
 
-def _integers(name: str, text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
+def _integers(name: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
         raise ConfigError(f"{name}: got {text!r}, integers with commas between are needed") from error
 
 
-def _factors(text: str | None) -> tuple[float, ...] | None:
-    if text is None:
-        return None
+def _factors(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:

@@ -2,65 +2,83 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-from .exit_code import exit_with_code
-
-if TYPE_CHECKING:
-    from ..device import DeviceInfo
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("devices")(exit_with_code(_devices))
+from ..device import DeviceInfo, device, devices
+from ..device.select import INSTALL_HINT
+from ..errors import DeviceError
+from .options import AsJson, Devices, Quiet
+from .output import bytes_text, print_fields, print_json, print_table
 
 
-def _devices(
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything known as JSON.")] = False,
+def list_devices(
+    names: Devices = None,
+    details: Annotated[bool, typer.Option("--details", help="Print more about each device, one field a line.")] = False,
     refresh: Annotated[bool, typer.Option("--refresh", help="Probe every device again.")] = False,
-) -> bool:
-    """List all OpenCL devices with their health. Exit code 1 if no device is healthy."""
-    from ..device import devices
-    from .output import print_json
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """List the OpenCL devices and their health.
 
+    Exit code 2 if no device is healthy.
+    """
     found = devices(refresh=refresh)
+    if names:
+        found = list(dict.fromkeys(device(name) for name in names))
     if as_json:
         print_json({"schema": "clrope.devices/1", "devices": [d.to_dict() for d in found]})
-    else:
-        _show(found)
-    return any(d.health.ok for d in found)
-
-
-def _show(found: list[DeviceInfo]) -> None:
-    from ..device.select import INSTALL_HINT
-    from .output import bytes_text, print_table
-
+    elif details:
+        for number, d in enumerate(found):
+            print(f"{chr(10) * bool(number)}{d}")
+            print_fields(_details(d).items())
+    elif found:
+        columns = ["index", "platform", "device", "kind", "#copy GB/s", "health"]
+        print_table("", columns, [[d.index, d.platform, d.name, d.kind, _copy(d), _health(d)] for d in found])
+    if found and not as_json:
+        _explain_health(found, quiet)
     if not found:
-        print(f"no OpenCL device was found; {INSTALL_HINT}")
-        return
+        raise DeviceError(f"device: no OpenCL device was found\n  what to do: {INSTALL_HINT}")
+    if not any(d.health.ok for d in found):
+        raise DeviceError(f"device: none of {len(found)} is healthy\n  what to do: see the list, or {INSTALL_HINT}")
+
+
+def _details(d: DeviceInfo) -> dict[str, Any]:
     yes = {True: "yes", False: "no"}
-    print_table(
-        "",
-        ["index", "platform", "device", "kind", "OpenCL", "driver", "#units", "fp16", "fp64", "vector f32/f16",
-         "#local", "#max alloc", "unified", "#copy GB/s", "health"],
-        [
-            [d.index, d.platform, d.name, d.kind, d.opencl_version.removeprefix("OpenCL ").split(" ")[0],
-             d.driver_version, d.compute_units, yes[d.fp16], yes[d.fp64],
-             f"{d.native_widths.float}/{d.native_widths.half}", bytes_text(d.local_mem), bytes_text(d.max_alloc),
-             yes[d.host_unified], "-" if d.health.copy_gbs is None else f"{d.health.copy_gbs:.3g}",
-             d.health.status + (" (simulator)" if d.simulator else "")]
-            for d in found
-        ],
-    )  # fmt: skip
+    return {
+        "platform": d.platform,
+        "kind": d.kind,
+        "OpenCL": d.opencl_version.removeprefix("OpenCL ").strip(),
+        "driver": d.driver_version,
+        "compute units": d.compute_units,
+        "fp16, fp64": f"{yes[d.fp16]}, {yes[d.fp64]}",
+        "vector width": f"{d.native_widths.float} for f32, {d.native_widths.half} for f16",
+        "local memory": bytes_text(d.local_mem),
+        "global memory": bytes_text(d.global_mem),
+        "max allocation": bytes_text(d.max_alloc),
+        "unified memory": yes[d.host_unified],
+        "copy GB/s": _copy(d),
+        "health": _health(d),
+        "loader": d.loader or "-",
+        "driver library": d.icd or "-",
+    }
+
+
+def _copy(d: DeviceInfo) -> str:
+    return "-" if d.health.copy_gbs is None else f"{d.health.copy_gbs:.3g}"
+
+
+def _health(d: DeviceInfo) -> str:
+    return d.health.status + (" (simulator)" if d.simulator else "")
+
+
+def _explain_health(found: list[DeviceInfo], quiet: bool) -> None:
+    """Print the remarks and the reasons for a device that is not healthy."""
     for d in found:
-        for note in d.notes:
+        for note in () if quiet else d.notes:
             print(f"{d}: {note}")
         if d.health.reason:
             print(f"{d}: {d.health.reason}")
         if d.health.hint:
             print(f"  what to do: {d.health.hint}")
-    loaders = sorted({d.loader for d in found if d.loader})
-    if loaders:
-        print(f"loader: {', '.join(loaders)}")

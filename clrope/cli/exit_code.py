@@ -1,34 +1,74 @@
-"""How a command ends: errors of this package become one message on stderr and an exit code, never a traceback."""
+"""How a command ends: with an exit code and at most one message on stderr, never with a traceback."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import ParamSpec
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import NoReturn, ParamSpec
 
-import typer
+from ..environ import variable
+from ..errors import BuildError, RopeError
 
-from ..errors import BuildError, DeviceError, RopeError
-
-FAILED = 1
-MISUSED = 2
+#: What was checked is wrong.
+WRONG = 1
+#: Nothing could be checked or done: bad input, or no usable device.
+UNUSABLE = 2
+#: Ctrl-C, as shells number it: 128 and the signal.
+INTERRUPTED = 130
+#: The reader of stdout is gone; as of a program that SIGPIPE ends.
+CLOSED_PIPE = 141
 
 P = ParamSpec("P")
 
 
-def exit_with_code(command: Callable[P, bool]) -> Callable[P, None]:
-    """Turn a command that says whether all is well into one that exits with the right code."""
+def exit_with_code(command: Callable[P, None]) -> Callable[P, None]:
+    """Make a command end by `ending`."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            well = command(*args, **kwargs)
-        except RopeError as error:
-            typer.echo(f"clrope: {error}", err=True)
-            # A device or a kernel that does not do its work is a failure; all else is in what was asked for.
-            raise typer.Exit(FAILED if isinstance(error, (DeviceError, BuildError)) else MISUSED) from error
-        if not well:
-            raise typer.Exit(FAILED)
+        with ending():
+            command(*args, **kwargs)
 
-    # Typer reads the options from the wrapped function, but not its result.
     return wrapped
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """Turn every exception into an exit code, with one message on stderr where there is something to say."""
+    try:
+        try:
+            yield
+        finally:
+            # Not left to the interpreter's end, which would report a closed pipe in many lines.
+            sys.stdout.flush()
+    except KeyboardInterrupt as error:
+        _end("interrupted", INTERRUPTED, error)
+    except BrokenPipeError as error:
+        _discard_output()
+        raise SystemExit(CLOSED_PIPE) from error
+    except RopeError as error:
+        _end(str(error), WRONG if isinstance(error, BuildError) else UNUSABLE, error)
+    except Exception as error:
+        if isinstance(error, OSError):
+            _discard_output()
+        text = " ".join(str(error).split()) or "no message"
+        _end(f"{type(error).__name__}: {text} (CLROPE_TRACEBACK=1 shows where)", UNUSABLE, error)
+
+
+def _end(message: str, code: int, error: BaseException) -> NoReturn:
+    if variable(b"CLROPE_TRACEBACK") not in (b"", b"0"):
+        traceback.print_exception(error)
+    print(f"clrope: {message}", file=sys.stderr)
+    raise SystemExit(code) from error
+
+
+def _discard_output() -> None:
+    """Let what is still in the buffer of stdout go nowhere: the interpreter flushes it again at its end."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

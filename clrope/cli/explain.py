@@ -2,59 +2,60 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections import Counter
+from typing import Annotated, Any
 
+import numpy as np
 import typer
 
+from ..config import RopeConfig
+from ..device import device
 from ..errors import ConfigError
+from ..kernels.source import kernel_folder, kernel_hash
+from ..layout import DTYPES, dtype_name
+from ..operation import Rope
 from .config_options import takes_config
-from .exit_code import exit_with_code
-
-if TYPE_CHECKING:
-    from ..config import RopeConfig
+from .options import AsJson, Backward, CallDevices, Layout, Quiet, Types, checked_types
+from .output import print_fields, print_json
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("explain")(exit_with_code(takes_config(_explain)))
-
-
-def _explain(
+@takes_config
+def explain(
     config: RopeConfig,
-    shape: Annotated[str, typer.Option(help="Lengths in the order of --layout, as 1,4096,32,128.")],
-    dtype: Annotated[str, typer.Option("--type", help="A storage type, as f16.")] = "f32",
-    layout: Annotated[str, typer.Option(help="Order of the axes: any order of b, s, n, d.")] = "bsnd",
-    inplace: Annotated[bool, typer.Option("--inplace", help="The output is the input.")] = False,
-    backward: Annotated[bool, typer.Option("--backward", help="Rotate back.")] = False,
-    device: Annotated[str | None, typer.Option(help="Name or index. Default: the fastest healthy.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
-) -> bool:
-    """Say what a call would launch: the device, the kernel, its parameters, file and options, how many chunks."""
-    import numpy as np
+    shape: Annotated[
+        str, typer.Option(metavar="SHAPE", help="Axis lengths in the order of --layout, such as 1,4096,32,128.")
+    ],
+    types: Types = None,
+    layout: Layout = "bsnd",
+    inplace: Annotated[bool, typer.Option("--inplace", help="Rotate in place.")] = False,
+    backward: Backward = False,
+    devices: CallDevices = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show which kernels a call would launch.
 
-    from ..device import device as find_device
-    from ..layout import DTYPES
-    from ..operation import Rope
-
+    Prints the device, each kernel with its source, parameters and compiler options, and the number of launches.
+    Default storage type: f32. With several devices or storage types, --json prints a list.
+    """
     lengths = _lengths(shape)
-    if dtype not in DTYPES:
-        raise ConfigError(f"--type: got {dtype!r}, allowed are {', '.join(DTYPES)}")
-    chosen = find_device(device)
-    # Zeros that nobody touches take no memory.
-    x = np.zeros(lengths, DTYPES[dtype])
-    plan = Rope(config, chosen).plan(x, 0, not backward, out=x if inplace else None, layout=layout)
-    report = _report(plan, config, chosen, x, layout)
-    from .output import print_json, print_table
-
+    reports = []
+    for chosen in dict.fromkeys([device(name) for name in devices] if devices else [device()]):
+        for dtype in checked_types(types) or ["f32"]:
+            # Pages of zeros that nobody touches take no memory.
+            x = np.zeros(lengths, DTYPES[dtype])
+            plan = Rope(config, chosen).plan(x, 0, not backward, out=x if inplace else None, layout=layout)
+            reports.append(_report(plan, config, chosen, x, layout))
     if as_json:
-        print_json(report)
-        return True
-    print_table(
-        "", ["", ""], [[name, value] for name, value in report.items() if name not in ("kernels", "schema", "config")]
-    )
-    for kernel in report["kernels"]:
-        print_table("", ["", ""], [[k, _text(v)] for k, v in kernel.items()])
-    return True
+        print_json(reports if len(reports) > 1 else reports[0])
+        return
+    for number, report in enumerate(reports):
+        if number:
+            print()
+        print_fields((k, v) for k, v in report.items() if k not in ("kernels", "schema", "config"))
+        for kernel in report["kernels"]:
+            print()
+            print_fields((k, _text(v)) for k, v in kernel.items())
 
 
 def _text(value: Any) -> str:
@@ -74,11 +75,6 @@ def _lengths(text: str) -> list[int]:
 
 
 def _report(plan: Any, config: RopeConfig, device: Any, x: Any, layout: str) -> dict[str, Any]:
-    from collections import Counter
-
-    from ..kernels.source import kernel_folder, kernel_hash
-    from ..layout import dtype_name
-
     kernels = []
     for (variant, spec), launches in Counter(zip(plan.variants, plan.specs, strict=True)).items():
         kernels.append(

@@ -1,47 +1,68 @@
-"""The command `clrope`: its subcommands, and how it ends.
-
-Exit codes: 0 all is well; 1 something failed (a case, a check, a device, a build); 2 the request makes no sense as it
-was put (usage, a file, a configuration, a shape). Data goes to stdout, progress and errors to stderr.
-"""
+"""The command `clrope`: its subcommands. Data goes to stdout, progress and errors to stderr."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from . import bench, devices, explain, run, show_config, tune, verify
+from .. import __version__
+from .bench import bench, report
+from .devices import list_devices
+from .exit_code import ending, exit_with_code
+from .explain import explain
+from .output import set_up_streams
+from .run import rotate_file
+from .show_config import show_config
+from .tune import tune_devices
+from .verify import verify_devices
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "devices": list_devices,
+    "verify": verify_devices,
+    "run": rotate_file,
+    "bench": bench,
+    "report": report,
+    "tune": tune_devices,
+    "config": show_config,
+    "explain": explain,
+}
 
 app = typer.Typer(
     name="clrope",
-    help="RoPE on OpenCL devices: check them, rotate tensors in files, look at configurations and kernels.",
-    epilog="Exit codes: 0 all is well; 1 something failed; 2 the request cannot be carried out as put.",
+    epilog="""Exit codes: 0 all is right; 1 checked and wrong; 2 bad input, or no usable device; 130 interrupted.
+
+    Shell completion: `clrope --install-completion` sets it up for your shell, `clrope --show-completion` prints the
+    script.
+
+    `clrope COMMAND --help` describes a command.""",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "color": False},
 )
-for module in (devices, verify, run, bench, tune, show_config, explain):
-    module.add_to(app)
+for name, command in COMMANDS.items():
+    app.command(name)(exit_with_code(command))
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
-        from .. import __version__
-
-        typer.echo(f"clrope {__version__}")
+        print(f"clrope {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """RoPE on OpenCL devices."""
+    """Rotary position embedding (RoPE) on OpenCL devices."""
 
 
 def main() -> None:
     """Run the command line and exit."""
-    app()
+    set_up_streams()
+    with ending():
+        app(prog_name="clrope")

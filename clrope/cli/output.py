@@ -1,44 +1,126 @@
-"""Printing on stdout: tables for people, JSON for programs."""
+"""Printing: tables and fields for people, JSON for programs, a progress bar on stderr.
+
+Tables fit the terminal, or COLUMNS where stdout is none. Styles need a terminal, and NO_COLOR turns them off.
+"""
 
 from __future__ import annotations
 
+import codecs
 import json
+import locale
+import os
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from io import TextIOWrapper
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
-#: Columns of a table where stdout is no terminal: nothing is folded or cut there.
-_WIDE = 400
+from ..errors import RopeError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+
+#: Columns where stdout is no terminal and COLUMNS is not set: no cell is folded.
+_UNLIMITED = 100_000
+_GAP = 2
+#: ASCII for characters of this package's own texts.
+_ASCII = {"µ": "u", "×": "x", "–": "-", "π": "pi", "±": "+-", "…": "..."}
+
+
+def set_up_streams() -> None:
+    """Make stdout and stderr take any text: in ASCII where the locale is C, with escapes where characters are missing.
+
+    Python itself writes UTF-8 in the locale C.
+    """
+    codecs.register_error("clrope", _spelled_in_ascii)
+    ascii_only = codecs.lookup(locale.nl_langinfo(locale.CODESET)).name == "ascii"
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            # Closed by the caller.
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, TextIOWrapper):
+            stream.reconfigure(encoding="ascii" if ascii_only else None, errors="clrope")
+
+
+def _spelled_in_ascii(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    return "".join(_ASCII.get(c) or c.encode("ascii", "backslashreplace").decode() for c in text), error.end
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table; columns whose name begins with '#' hold numbers and are set to the right."""
-    from rich import box
-    from rich.console import Console
+    """Print a table under its title; columns whose name begins with '#' hold numbers and are set to the right.
+
+    Where words would have to be broken to make it fit, each row is printed as a list of fields.
+    """
+    from rich.box import Box
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDE, highlight=False)
-    table = Table(
-        show_header=any(columns),
-        box=box.SIMPLE_HEAD if any(columns) else None,
-        pad_edge=False,
-    )
-    for column in columns:
-        table.add_column(column.lstrip("#"), justify="right" if column.startswith("#") else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
+    cells = [[str(cell) for cell in row] for row in rows]
+    heads = [column.lstrip("#") for column in columns]
     if title:
-        print(title)
-    with console.capture() as captured:
-        console.print(table)
-    for line in captured.get().splitlines():
-        print(line.rstrip())
+        print(f"\n{title}")
+    if not _fits(list(zip(heads, *cells, strict=True))):
+        for number, row in enumerate(cells):
+            if number:
+                print()
+            print_fields(zip(heads, row, strict=True))
+        return
+    rule = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
+    table = Table(box=rule, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold")
+    for column, head in zip(columns, heads, strict=True):
+        table.add_column(Text(head), justify="right" if column.startswith("#") else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*map(Text, row))
+    _print(table)
+
+
+def print_fields(fields: Iterable[tuple[str, object]]) -> None:
+    """Print names with their values, one a line."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, _GAP, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in fields:
+        table.add_row(Text(name), Text(str(value)))
+    _print(table)
 
 
 def print_json(data: Any) -> None:
     """Print data as JSON that any reader takes: no NaN, no infinity."""
     print(json.dumps(data, indent=2, allow_nan=False))
+
+
+def write_text(where: str | Path, text: str) -> None:
+    """Write a text file; `RopeError` if that fails."""
+    try:
+        Path(where).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RopeError(f"{where}: cannot be written ({error.strerror or error})") from error
+
+
+def progress_bar(quiet: bool, drawn_by_thread: bool = False) -> Progress:
+    """Return a bar on stderr; it shows nothing where stderr is no terminal.
+
+    drawn_by_thread: or else at every call of `refresh`; a thread would take part in what this process measures.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+
+    text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="crop"))
+    return Progress(
+        BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(), text,
+        console=_console(sys.stderr), auto_refresh=drawn_by_thread, redirect_stdout=False, redirect_stderr=False,
+        transient=True, disable=quiet or not sys.stderr.isatty(),
+    )  # fmt: skip
 
 
 def bytes_text(count: int) -> str:
@@ -49,3 +131,36 @@ def bytes_text(count: int) -> str:
             break
         size /= 1024
     return f"{size:.4g} {unit}"
+
+
+def _fits(columns: Sequence[Sequence[str]]) -> bool:
+    """Whether a table fits when its widest columns are folded between words."""
+    natural = [max(map(len, column)) for column in columns]
+    longest_word = max(len(word) for column in columns for cell in column for word in ["", *cell.split()])
+    room = _width() - _GAP * (len(columns) - 1)
+    if sum(natural) <= room:
+        return True
+    folded = [min(width, longest_word) for width in natural]
+    return sum(folded) <= room
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((_UNLIMITED, 0)).columns
+
+
+def _print(table: Table) -> None:
+    console = _console(sys.stdout, _width())
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        print(line.rstrip())
+
+
+def _console(stream: TextIO, width: int | None = None) -> Console:
+    from rich.console import Console
+
+    terminal = stream.isatty()
+    return Console(
+        file=stream, width=width, highlight=False, force_terminal=terminal,
+        color_system="auto" if terminal and not os.environ.get("NO_COLOR") else None,
+    )  # fmt: skip

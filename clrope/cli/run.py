@@ -5,53 +5,68 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
+import numpy.typing as npt
 import typer
 
+from .. import reference
+from ..compare import compare
+from ..config import RopeConfig
+from ..device import DeviceInfo
+from ..device import device as find_device
 from ..errors import ConfigError, ShapeError
+from ..io.files import format_of, read_arrays, read_metadata, write_arrays
+from ..layout import DTYPES, dtype_name
+from ..operation import Rope
 from .config_options import named_array, takes_config
-from .exit_code import exit_with_code
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from ..config import RopeConfig
+from .exit_code import WRONG
+from .options import AsJson, Backward, Layout, OneDevice, Quiet
+from .output import print_json, print_table
 
 _RANGE = re.compile(r"(-?\d+):(-?\d+)")
 _LIST = re.compile(r"-?\d+(,-?\d+)*")
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("run")(exit_with_code(takes_config(_run)))
-
-
-def _run(
+@takes_config
+def rotate_file(
     config: RopeConfig,
-    source: Annotated[Path, typer.Argument(metavar="INPUT", help=".npy, .npz or .safetensors")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="OUTPUT", help=".npy, .npz or .safetensors")],
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="File to read: .npy, .npz or .safetensors.")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="OUTPUT", help="File to write: .npy, .npz or .safetensors."),
+    ],
     tensor: Annotated[
-        list[str] | None, typer.Option(help="A tensor (repeatable). Default: all floating ones of rank 3 and 4.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Tensor to rotate (repeatable). Default: all floating-point tensors of rank 3 and 4."
+        ),
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Write the other tensors as well, as they are.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Also write the tensors that are not rotated.")] = False,
     positions: Annotated[
         str | None,
-        typer.Option(help="An offset, a list 0,1,2, a range a:b, or FILE[:NAME]. Default: 0, counting from there."),
+        typer.Option(
+            metavar="POSITIONS",
+            help="Positions: the first one, a list 0,1,2, a range a:b (without b), or FILE[:NAME]. Default: 0, "
+            "counting up.",
+        ),
     ] = None,
     positions_tensor: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The tensor of INPUT that holds the positions.")
+        str | None, typer.Option(metavar="NAME", help="Tensor of INPUT that holds the positions.")
     ] = None,
-    layout: Annotated[str, typer.Option(help="Order of the axes: any order of b, s, n, d.")] = "bsnd",
-    backward: Annotated[bool, typer.Option("--backward", help="Rotate back (the sign of sin flipped).")] = False,
-    device: Annotated[str | None, typer.Option(help="Name or index. Default: the fastest healthy.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Compare with the float64 reference.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-) -> bool:
-    """Rotate tensors of a file and write them under the same names to another. The pairing (--mode) has no default."""
-    from ..device import device as find_device
-    from ..io.files import format_of, read_arrays, read_metadata, write_arrays
+    layout: Layout = "bsnd",
+    backward: Backward = False,
+    device: OneDevice = None,
+    check: Annotated[bool, typer.Option("--check", help="Compare the results with the float64 reference.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Rotate the tensors of a file.
 
+    The results have the same names in OUTPUT. Give the configuration by --config, --gguf, --hf or --preset, or give at
+    least --mode, which has no default. Exit code 1 if --check finds a wrong result.
+    """
     format_of(output)
     arrays = read_arrays(source)
     names = _chosen(arrays, tensor, positions_tensor, source)
@@ -71,25 +86,25 @@ def _run(
     results = rotated | others
     write_arrays(output, {name: results[name] for name in arrays if name in results}, metadata)
     well = all(r["ok"] is not False for r in reports)
-    _show(
-        {
-            "schema": "clrope.run/1",
-            "input": str(source),
-            "output": str(output),
-            "device": {"index": chosen.index, "name": chosen.name, "platform": chosen.platform, "key": chosen.key},
-            "config": config.to_dict(),
-            "forward": not backward,
-            "tensors": reports,
-            "ok": well,
-        },
-        as_json,
-    )
-    return well
+    report = {
+        "schema": "clrope.run/1",
+        "input": str(source),
+        "output": str(output),
+        "device": {"index": chosen.index, "name": chosen.name, "platform": chosen.platform, "key": chosen.key},
+        "config": config.to_dict(),
+        "forward": not backward,
+        "tensors": reports,
+        "ok": well,
+    }
+    if as_json:
+        print_json(report)
+    else:
+        _print(report, quiet)
+    if not well:
+        raise SystemExit(WRONG)
 
 
 def _chosen(arrays: dict[str, Any], wanted: list[str] | None, positions: str | None, source: Path) -> list[str]:
-    from ..layout import DTYPES
-
     if wanted:
         missing = [name for name in wanted if name not in arrays]
         if missing:
@@ -104,8 +119,6 @@ def _chosen(arrays: dict[str, Any], wanted: list[str] | None, positions: str | N
 
 def _positions(text: str | None, name: str | None, arrays: dict[str, Any], source: Path) -> Any:
     """Return what `clrope.rope` takes as positions."""
-    import numpy as np
-
     if text is not None and name is not None:
         raise ConfigError("--positions: given together with --positions-tensor, one of them is needed")
     if name is not None:
@@ -127,11 +140,8 @@ def _positions(text: str | None, name: str | None, arrays: dict[str, Any], sourc
 
 
 def _rotate(
-    x: npt.NDArray[Any], positions: Any, config: RopeConfig, forward: bool, layout: str, device: Any, check: bool
+    x: npt.NDArray[Any], positions: Any, config: RopeConfig, forward: bool, layout: str, device: DeviceInfo, check: bool
 ) -> tuple[Any, dict[str, Any]]:
-    from .. import reference
-    from ..compare import compare
-    from ..operation import Rope
     from ..testing import limit_for
 
     begin = time.perf_counter()
@@ -153,8 +163,6 @@ def _rotate(
     }
     if check and x.size:
         found = compare(result, reference.rope(x, positions, config, forward, layout=layout))
-        from ..layout import dtype_name
-
         limit = limit_for(dtype_name(x.dtype), x.size)
         finite = found.nmse < float("inf")
         report |= {"nmse": found.nmse if finite else "inf", "limit": limit, "ok": found.nmse <= limit}
@@ -162,21 +170,19 @@ def _rotate(
     return result, report
 
 
-def _show(report: dict[str, Any], as_json: bool) -> None:
-    from .output import print_json, print_table
-
-    if as_json:
-        print_json(report)
-        return
-    verdict = {None: "not checked", True: "OK", False: "FAIL"}
-    device = report["device"]
-    rows = [
-        [t["tensor"], t["dtype"], str(t["shape"]), f"{device['name']} [{device['platform']}, {device['index']}]",
-         f"{t['seconds'] * 1e3:.3f} ms", "-" if t["nmse"] is None else f"{float(t['nmse']):.3g}", verdict[t["ok"]]]
-        for t in report["tensors"]
-    ]  # fmt: skip
-    print_table("", ["tensor", "dtype", "shape", "device", "#time", "#NMSE", "check"], rows)
+def _print(report: dict[str, Any], quiet: bool) -> None:
+    if not quiet:
+        outcome = {None: "not checked", True: "OK", False: "FAIL"}
+        rows = [
+            [t["tensor"], t["dtype"], str(t["shape"]), f"{t['seconds'] * 1e3:.3f} ms",
+             "-" if t["nmse"] is None else f"{float(t['nmse']):.3g}", outcome[t["ok"]]]
+            for t in report["tensors"]
+        ]  # fmt: skip
+        print_table("", ["tensor", "dtype", "shape", "#time", "#NMSE", "check"], rows)
+        device = report["device"]
+        print(f"device: {device['name']} [{device['platform']}, {device['index']}]")
     for t in report["tensors"]:
         if t["ok"] is False:
             print(f"FAIL: {t['tensor']}: {t['comparison']}; limit {t['limit']:.0e}")
-    print(f"written: {report['output']}")
+    if not quiet:
+        print(f"written: {report['output']}")

@@ -9,44 +9,47 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..angles import magnitude_of
+from ..config import RopeConfig
 from ..errors import ConfigError, RopeError
 from .config_options import parse_mode_flag, read_json
-from .exit_code import exit_with_code
+from .options import AsJson, LayerType, Mode, Quiet, SeqLen
+from .output import print_fields, print_json, print_table
 
 if TYPE_CHECKING:
-    from ..config import RopeConfig
     from ..io.summary import PairRow
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("config")(exit_with_code(_config))
-
-
-def _config(
+def show_config(
     source: Annotated[
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A GGUF file, a Hugging Face config.json or its folder, a JSON file of RopeConfig's fields, or the "
+            help="A GGUF file, a Hugging Face config.json or its folder, a JSON file with fields of RopeConfig, or the "
             "name of a preset.",
         ),
     ],
-    mode: Annotated[str | None, typer.Option(help="The pairing, where the file does not say it.")] = None,
-    layer_type: Annotated[str | None, typer.Option(help="Of a file with one RoPE per layer type.")] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Length that will be run, if the scaling depends on it.")] = None,
-    head_dim: Annotated[int | None, typer.Option(help="Elements of a head, if SOURCE does not say it.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the wavelengths to this file (needs matplotlib).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
-) -> bool:
-    """Print what was understood of a configuration and the resulting wavelengths."""
-    from ..angles import magnitude_of
+    mode: Mode = None,
+    layer_type: LayerType = None,
+    seq_len: SeqLen = None,
+    head_dim: Annotated[
+        int | None, typer.Option(metavar="N", help="Elements of a head, where SOURCE does not state them.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the wavelengths to a file (needs matplotlib).")
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show the RoPE configuration of a model.
+
+    Prints what was understood of SOURCE, and the wavelength of every pair of elements.
+    """
     from ..io.summary import summarise
-    from .output import print_json, print_table
 
     kind, config = read_source(source, mode, layer_type, seq_len)
     if config.n_dims is None and head_dim is None:
-        raise ConfigError(f"--head-dim: needed, {source} does not say how many elements a head has")
+        raise ConfigError(f"--head-dim: needed, {source} does not state how many elements a head has")
     rows = summarise(config, head_dim)
     if plot is not None:
         _draw(plot, rows, source)
@@ -67,27 +70,25 @@ def _config(
                 "plot": None if plot is None else str(plot),
             }
         )
-        return True
+        return
     shown = {name: value for name, value in config.to_dict().items() if value is not None}
     if "freq_factors" in shown:
         factors = shown["freq_factors"]
         shown["freq_factors"] = f"{len(factors)} numbers from {min(factors):.6g} to {max(factors):.6g}"
     shown["magnitude of cos and sin"] = f"{magnitude:.9g}"
-    print_table(f"{source} ({kind})", ["field", "value"], shown.items())
+    print(f"{source} ({kind})")
+    print_fields(shown.items())
     print_table(
-        "",
+        "Pairs",
         ["#pair", "#elements", "axis", "#radians per position", "#wavelength in positions"],
         [[r.index, f"{r.first}, {r.second}", r.axis, f"{r.omega:.9g}", f"{r.wavelength:.6g}"] for r in rows],
     )
-    if plot is not None:
+    if plot is not None and not quiet:
         print(f"drawn: {plot}")
-    return True
 
 
 def read_source(source: str, mode: str | None, layer_type: str | None, seq_len: int | None) -> tuple[str, RopeConfig]:
     """Return what a source is, in words, and its configuration."""
-    from ..config import RopeConfig
-
     path = Path(source)
     pairing = parse_mode_flag(mode)
     if path.suffix.lower() == ".gguf":

@@ -2,138 +2,110 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
-from ..errors import ConfigError
-from .exit_code import exit_with_code
-
-if TYPE_CHECKING:
-    from ..device import DeviceInfo
-    from ..select.records import TuningRecord, TuningReport
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("tune")(exit_with_code(_tune))
+from ..device import DeviceInfo, device, devices
+from ..errors import ConfigError, DeviceError
+from ..kernels.variant import parameter_table
+from ..select import database
+from ..select.defaults import default_for
+from ..select.records import TOLERANCE, TuningKey, TuningRecord, TuningReport
+from .exit_code import UNUSABLE, WRONG
+from .options import AsJson, Devices, Quiet, Types, checked_types
+from .output import bytes_text, print_json, print_table, progress_bar
 
 
-def _tune(
-    device: Annotated[
-        list[str] | None,
-        typer.Option(help="A device by name or index (repeatable). Default: every healthy one but simulators."),
-    ] = None,
-    budget: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="About how long, for each device.")] = 300.0,
-    dtype: Annotated[list[str] | None, typer.Option("--type", help="A storage type, as f16 (repeatable).")] = None,
-    show: Annotated[bool, typer.Option("--show", help="Show what was found earlier; try nothing.")] = False,
-    details: Annotated[bool, typer.Option("--details", help="Print every variant, not just winners.")] = False,
-    parameters: Annotated[bool, typer.Option("--parameters", help="List the kernels' parameters.")] = False,
+def tune_devices(
+    names: Devices = None,
+    types: Types = None,
+    budget: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="Time for each device, about.")] = 300.0,
+    show: Annotated[bool, typer.Option("--show", help="Show what earlier runs found; try nothing.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="Print every variant, not only the fastest.")] = False,
+    parameters: Annotated[bool, typer.Option("--parameters", help="List the parameters of the kernels.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of tuning.json.")] = False,
     write_defaults: Annotated[
-        bool, typer.Option("--write-defaults", help="Print the defaults with the winners of tuning files in front.")
+        bool, typer.Option("--write-defaults", help="Print new defaults, with the winners of tuning files in front.")
     ] = False,
-    files: Annotated[list[str] | None, typer.Argument(help="Tuning files, for --write-defaults.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-) -> bool:
-    """Try every variant of the kernels in child processes, check each bit, time it, and remember the winners.
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE", help="Tuning files for --write-defaults.")
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Find the fastest variant of each kernel.
 
-    Later calls use them. 'default' is the default's share of the fastest's speed. Exit code 1 if a device could not be
-    tuned (with --show: if nothing is known of any).
+    Every variant runs in a child process; its bits are checked, its time is taken, and later calls use the winners.
+    The column 'default' is the share of the winner's speed that the default variant has. Default storage types: f32,
+    f16, bf16, f64. Exit code 2 if a device cannot be used, 1 if nothing was found for a device.
     """
-    from ..layout import DTYPES
-
     if write_defaults != bool(files):
         raise ConfigError("--write-defaults: needs the tuning.json files of some machines, and only it takes files")
     if write_defaults:
         from ..tune.write_defaults import dumps, merged_defaults
 
         print(dumps(merged_defaults(files or [])), end="")
-        return True
+        return
     if parameters or schema:
         _print_static(schema, as_json)
-        return True
+        return
 
-    for name in dtype or ():
-        if name not in DTYPES:
-            raise ConfigError(f"--type: got {name!r}, allowed are {', '.join(DTYPES)}")
-    targets, errors = _targets(device or [])
-    tunings = []
-    for target in targets:
-        if show:
-            tunings.append(_remembered(target, dtype))
-        else:
-            tunings.append(_with_progress(target, budget, dtype))
-    well = bool(tunings) and not errors and all(t.records for t in tunings)
-    if show:
-        well = any(t.records for t in tunings)
+    wanted = checked_types(types)
+    targets, errors = _targets(names or [])
+    tunings = [_remembered(t, wanted) if show else _tuned(t, budget, wanted, quiet) for t in targets]
     if as_json:
-        from .output import print_json
-
         print_json(_report(targets, tunings, errors))
-        return well
-    for target, tuning in zip(targets, tunings, strict=True):
-        _print(target, tuning, details)
-    for line in errors:
-        print(f"not tuned: {line}")
-    return well
+    else:
+        for target, tuning in zip(targets, tunings, strict=True):
+            _print(target, tuning, details)
+        for line in errors:
+            print(f"not tuned: {line}")
+    if errors or not targets:
+        raise SystemExit(UNUSABLE)
+    found = [bool(t.records) for t in tunings]
+    if not (any(found) if show else all(found)):
+        raise SystemExit(WRONG)
 
 
 def _print_static(schema: bool, as_json: bool) -> None:
-    from ..kernels.variant import parameter_table
-    from ..select import database
-    from .output import print_json, print_table
-
     names = ("kernel", "parameter", "values", "help")
     if schema:
         print_json(database.schema())
     elif as_json:
         print_json([dict(zip(names, row, strict=True)) for row in parameter_table()])
     else:
-        print_table("", [*names], [[*row] for row in parameter_table()])
+        print_table("", names, parameter_table())
 
 
-def _targets(names: list[str]) -> tuple[list[DeviceInfo], list[str]]:
+def _targets(names: Sequence[str]) -> tuple[list[DeviceInfo], list[str]]:
     """Return the devices to tune, and why others are not."""
-    from ..device import device, devices
-    from ..errors import DeviceError
-
     if not names:
         found = devices()
         usable = [d for d in found if d.health.ok and not d.simulator]
-        errors = (
-            [] if usable else [d.describe_problem() for d in found if not d.health.ok] or ["no OpenCL device was found"]
-        )
-        return usable, errors
+        reasons = [d.describe_problem() for d in found if not d.health.ok] or ["no OpenCL device was found"]
+        return usable, [] if usable else reasons
     targets: list[DeviceInfo] = []
     errors = []
     for name in names:
         try:
-            target = device(name)
+            targets.append(device(name))
         except DeviceError as error:
             errors.append(str(error))
-            continue
-        if target not in targets:
-            targets.append(target)
-    return targets, errors
+    return list(dict.fromkeys(targets)), errors
 
 
-def _keys(target: DeviceInfo, types: list[str] | None) -> Any:
-    from ..tune.search import all_keys
+def _keys(target: DeviceInfo, types: Sequence[str]) -> list[TuningKey]:
+    from ..tune.search import USUAL_TYPES, all_keys
 
-    return all_keys(target, types) if types else all_keys(target)
+    return all_keys(target, types or USUAL_TYPES)
 
 
-def _with_progress(target: DeviceInfo, budget: float, types: list[str] | None) -> TuningReport:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
+def _tuned(target: DeviceInfo, budget: float, types: Sequence[str], quiet: bool) -> TuningReport:
     from ..tune.search import tune
 
-    with Progress(
-        TextColumn("tune {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        console=Console(stderr=True), redirect_stdout=False, redirect_stderr=False,
-    ) as bar:  # fmt: skip
+    with progress_bar(quiet, drawn_by_thread=True) as bar:
         task = bar.add_task(target.name, total=None)
 
         def progress(what: str, done: int, total: int) -> None:
@@ -142,10 +114,7 @@ def _with_progress(target: DeviceInfo, budget: float, types: list[str] | None) -
         return tune(target, budget, _keys(target, types), progress=progress)
 
 
-def _remembered(target: DeviceInfo, types: list[str] | None) -> TuningReport:
-    from ..select import database
-    from ..select.records import TuningReport
-
+def _remembered(target: DeviceInfo, types: Sequence[str]) -> TuningReport:
     wanted = _keys(target, types)
     pairs = dict.fromkeys((p.dtype, p.pairing) for p in wanted)
     records = [r for dtype, pairing in pairs for r in database.known(target, dtype, pairing).records]
@@ -169,29 +138,24 @@ def _report(targets: list[DeviceInfo], tunings: list[TuningReport], errors: list
 
 
 def _print(target: DeviceInfo, tuning: TuningReport, details: bool) -> None:
-    from .output import print_table
-
     print(f"{target}: {target.driver_version}")
     if details:
         for record in tuning.records:
-            print(_title(record))
-            print_table("", ["outcome", "#GB/s", "#of copy", "variant", "why"], _rows(record))
+            print_table(_title(record), ["outcome", "#GB/s", "#of copy", "variant", "why"], _rows(record))
     elif tuning.records:
         heads = ["for", "#size", "#GB/s", "#of copy", "#default", "fastest variant", "#tried"]
         print_table("", heads, [_summary(target, record) for record in tuning.records])
         if failed := _failed(tuning):
-            print_table("failed, and not used", ["outcome", "variant", "why"], failed)
-    if tuning.left:
-        print(f"not tuned: {'; '.join(map(str, tuning.left))}")
+            print_table("Failed, not used", ["outcome", "variant", "why"], failed)
+    if left := [str(key) for key in tuning.left]:
+        shown = left if details or len(left) < 4 else [left[0], f"and {len(left) - 1} more (--details lists them)"]
+        print(f"not tuned: {'; '.join(shown)}")
     for line in tuning.errors:
         print(f"error: {line}")
 
 
 def _summary(target: DeviceInfo, record: TuningRecord) -> list[str]:
     """Return a tuning key, what was found for it, the default's share of that speed, and of how many variants."""
-    from ..select.defaults import default_for
-    from .output import bytes_text
-
     first = [str(record.key), bytes_text(record.nbytes)]
     winner = next((o for o in record.results if o.outcome == "ok"), None)
     if winner is None or winner.gbs is None:
@@ -215,8 +179,6 @@ def _failed(tuning: TuningReport) -> list[list[str]]:
 
 
 def _title(record: TuningRecord) -> str:
-    from .output import bytes_text
-
     ceiling = "" if record.ceiling_gbs is None else f", {_ceiling_name(record)} {record.ceiling_gbs:.3g} GB/s"
     check = "" if record.checked_against == "emulation" else f", checked against the {record.checked_against} kernel"
     return f"{record.key}, {bytes_text(record.nbytes)}{ceiling}{check}"
@@ -227,8 +189,6 @@ def _ceiling_name(record: TuningRecord) -> str:
 
 
 def _rows(record: TuningRecord) -> list[list[str]]:
-    from ..select.records import TOLERANCE
-
     rows = []
     chosen = min((o.seconds or 0.0 for o in record.results if o.outcome == "ok"), default=0.0)
     tie = f"by less than {TOLERANCE[record.key.size] - 1:.0%} quicker: a tie, and the one above comes first"

@@ -2,135 +2,107 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .exit_code import exit_with_code
+from .exit_code import UNUSABLE, WRONG
+from .options import Devices, JsonFile, Quiet, Seed
+from .output import print_json, print_table, progress_bar, write_text
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from ..suite.conformance import Report, Result
 
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("verify")(exit_with_code(_verify))
+#: Seconds between two drawings of the bar, where it has a terminal of its own.
+_PAUSE = 0.2
 
 
-def _verify(
-    device: Annotated[
-        list[str] | None,
-        typer.Option(help="A device by name or index (repeatable). Default: every healthy one but simulators."),
-    ] = None,
+def _names_of_suites() -> list[str]:
+    from ..suite.registry import ALL, suite_names
+
+    return [*suite_names(), ALL]
+
+
+def verify_devices(
+    device: Devices = None,
     suite: Annotated[
-        list[str] | None, typer.Option(help="A suite by name, or 'all' (repeatable). Default: seed.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Suite, or 'all' (repeatable). Default: seed.", autocompletion=_names_of_suites
+        ),
     ] = None,
-    json_file: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write the report as JSON; '-': on stdout, in place of lines."),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed of the inputs. Default: a new one, which is printed.")
-    ] = None,
+    json_file: JsonFile = None,
+    seed: Seed = None,
     text: Annotated[
-        str, typer.Option("--filter", metavar="TEXT", help="Only cases that contain each word of TEXT.")
+        str, typer.Option("--filter", metavar="TEXT", help="Run only the cases that contain each word of TEXT.")
     ] = "",
-) -> bool:
-    """Run conformance suites and compare every result with the reference, and with the other devices' bits.
+    quiet: Quiet = False,
+) -> None:
+    """Run the conformance suites on devices.
 
-    A line ends in OK, FAIL with the NMSE, or SKIP with the reason. Exit code 1 on any failure, and if a device named
-    with --device cannot be used; other unhealthy devices are reported only.
+    Every result is compared with the float64 reference, and its bits with those of the other devices. A line ends in
+    OK, in FAIL with the NMSE, or in SKIP with the reason. Exit code 1 if a case fails or bits differ, 2 if a device
+    that --device names cannot be used. Other unhealthy devices are only reported.
     """
     from ..suite.conformance import verify
 
-    quiet = json_file == "-"
-    view = _View(quiet)
-    try:
+    # The bar is drawn once there is something to run.
+    with progress_bar(quiet) as bar:
+        view = _View(bar, quiet, silent=json_file == "-")
         report = verify(suite or ["seed"], device or [], seed=seed, text=text, started=view.start, done=view.add)
-    finally:
-        view.end()
-    if json_file is not None:
-        _write_json(report, json_file)
-    if not quiet:
+    if json_file == "-":
+        print_json(report.to_dict())
+    else:
+        if json_file is not None:
+            write_text(json_file, json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n")
         _summarise(report)
-    return report.ok
+    if not report.ok:
+        failed = report.differing or any(r.outcome.status == "fail" for r in report.results)
+        raise SystemExit(WRONG if failed else UNUSABLE)
 
 
 class _View:
-    """Lines on stdout, a bar on stderr."""
+    """Lines on stdout, a bar on stderr. silent: no lines; quiet: lines of failures only."""
 
-    def __init__(self, quiet: bool) -> None:
-        self._quiet = quiet
-        self._bar: Any = None
-        self._task: Any = None
-        self._shown = 0.0
-        # Both on one screen: the bar has to be redrawn after every line.
-        self._share = sys.stdout.isatty() and sys.stderr.isatty()
+    def __init__(self, bar: Progress, quiet: bool, silent: bool) -> None:
+        self._bar, self._quiet, self._silent = bar, quiet, silent
+        self._task = bar.add_task("", visible=False)
+        self._drawn = 0.0
+        # Both on one screen: the bar has to be drawn again below every line.
+        self._shared = sys.stdout.isatty() and sys.stderr.isatty()
 
     def start(self, report: Report, results: int) -> None:
         """Say what will be done."""
-        if not self._quiet:
+        if not (self._quiet or self._silent):
             print(f"seed {report.seed}; suites: {', '.join(report.suites)}")
             for target in report.targets:
                 print(f"{target.name}: {target.problem or target.device}")
             for name, remark in report.remarks.items():
                 print(f"{name}: {remark}")
             sys.stdout.flush()
-        if not results:
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        # Drawn by hand: a thread that draws would write into the lines. Rich would also
-        # send lines printed meanwhile to stderr.
-        self._bar = Progress(
-            TextColumn("verify"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            console=Console(stderr=True), auto_refresh=False, redirect_stdout=False, redirect_stderr=False,
-        )  # fmt: skip
-        self._task = self._bar.add_task("verify", total=results)
-        self._bar.start()
+        self._bar.update(self._task, total=results, visible=results > 0)
 
     def add(self, result: Result) -> None:
         """Print a result's line and move the bar."""
-        if not self._quiet:
-            if self._share:
+        if not (self._silent or (self._quiet and result.outcome.status != "fail")):
+            if self._shared and not self._quiet:
                 print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
-            print(result.line, flush=self._share)
+            print(result.line, flush=self._shared)
         self._bar.advance(self._task)
         now = time.monotonic()
-        if self._share or now - self._shown > 0.2:
-            self._shown = now
+        if self._shared or now - self._drawn > _PAUSE:
+            self._drawn = now
             self._bar.refresh()
-
-    def end(self) -> None:
-        """Take the bar away."""
-        sys.stdout.flush()
-        if self._bar is not None:
-            self._bar.stop()
-
-
-def _write_json(report: Report, where: str) -> None:
-    from ..errors import RopeError
-    from .output import print_json
-
-    if where == "-":
-        print_json(report.to_dict())
-        return
-    import json
-
-    try:
-        Path(where).write_text(json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise RopeError(f"{where}: cannot be written ({error.strerror or error})") from error
 
 
 def _summarise(report: Report) -> None:
     from ..suite.case_outcome import nmse_text
     from ..suite.conformance import NUMPY
-    from .output import print_table
 
     names = [t.name for t in report.used]
     types = ("f32", "f16", "bf16", "f64")
@@ -141,17 +113,15 @@ def _summarise(report: Report) -> None:
             key = result.device, kind
             worst[key] = max(worst.get(key, 0.0), result.outcome.nmse)
     shown = [t for t in (*types, "other") if any((n, t) in worst for n in names)]
-    rows = []
-    for count in report.counts():
-        rows.append([count["device"], count["suite"], f"{count['passed']}/{count['cases']}", count["skipped"],
-                     f"{count['seconds']:.1f} s"])  # fmt: skip
-    if rows:
-        print_table("", ["device", "suite", "#passed", "#skipped", "#time"], rows)
-        print_table(
-            "",
-            ["device", *(f"#worst NMSE {t}" for t in shown)],
-            [[n, *(nmse_text(worst[n, t]) if (n, t) in worst else "-" for t in shown)] for n in names],
-        )
+    if rows := [
+        [c["device"], c["suite"], f"{c['passed']}/{c['cases']}", c["skipped"], f"{c['seconds']:.1f} s"]
+        for c in report.counts()
+    ]:
+        print_table("Results", ["device", "suite", "#passed", "#skipped", "#time"], rows)
+    if shown:
+        rows = [[n, *(nmse_text(worst[n, t]) if (n, t) in worst else "-" for t in shown)] for n in names]
+        print_table("Worst NMSE by storage type", ["device", *(f"#{t}" for t in shown)], rows)
+    print()
     if report.shared:
         same = report.shared - len(report.differing)
         print(f"bit-identical: {same}/{report.shared} cases between {', '.join([*names, NUMPY])}")

@@ -112,7 +112,7 @@ def test_command_report(tmp_path):
 def test_command_bench(device, tmp_path):
     listed = invoke("bench", "--list", "--workload", "vision")
     assert listed.exit_code == 0
-    assert sum(line.startswith(" vision/") for line in listed.stdout.splitlines()) == 12
+    assert sum(line.startswith("vision/") for line in listed.stdout.splitlines()) == 12
     path = tmp_path / "r.json"
     done = invoke("bench", "--tiny", "--rounds", "1", "--device", device.index, "--workload",
                   "decode-1/f32/neox/out/forward", "--peer", "numpy", "--json", str(path))  # fmt: skip

@@ -45,10 +45,10 @@ def test_starting_up_loads_neither_opencl_nor_rich(process: Call) -> None:
 
 def test_devices_lists_all_with_reasons(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = absent("Some Platform", "Broken GPU", Health("unhealthy", "build", "nothing builds", "another driver"))
-    # `clrope.device` is the function; the module goes by the same name.
-    package = sys.modules["clrope.device"]
+    import clrope.cli.devices as command
+
     found = clrope.devices()
-    monkeypatch.setattr(package, "devices", lambda refresh=False: [*found, broken])
+    monkeypatch.setattr(command, "devices", lambda refresh=False: [*found, broken])
     shown = call("devices")
     assert shown.exit_code == 0
     for device in found:
@@ -58,10 +58,10 @@ def test_devices_lists_all_with_reasons(call: Call, monkeypatch: pytest.MonkeyPa
     assert data["schema"] == "clrope.devices/1"
     assert [d["name"] for d in data["devices"]] == [*(d.name for d in found), "Broken GPU"]
     assert data["devices"][-1]["health"]["reason"] == "nothing builds"
-    monkeypatch.setattr(package, "devices", lambda refresh=False: [broken])
-    assert call("devices").exit_code == 1
-    monkeypatch.setattr(package, "devices", lambda refresh=False: [])
-    assert "pip install pocl-binary-distribution" in call("devices").stdout
+    monkeypatch.setattr(command, "devices", lambda refresh=False: [broken])
+    assert call("devices").exit_code == 2
+    monkeypatch.setattr(command, "devices", lambda refresh=False: [])
+    assert "pip install pocl-binary-distribution" in call("devices").stderr
 
 
 def test_config_of_every_kind_of_source(call: Call, llama: tuple[Path, Path], tmp_path: Path) -> None:

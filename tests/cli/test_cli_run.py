@@ -155,7 +155,7 @@ def test_run_layout_fields_and_config_file(call: Call, tmp_path: Path, rng: np.r
         (["--mode", "neox", "--positions", "nowhere.npy"], 2, "nowhere.npy: cannot be read"),
         (["--mode", "neox", "--positions-tensor", "q"], 2, "positions: got dtype float32"),
         (["--mode", "neox", "--layout", "abcd"], 2, "layout: got 'abcd'"),
-        (["--mode", "neox", "--device", "nonesuch"], 1, "device 'nonesuch': no OpenCL device matches"),
+        (["--mode", "neox", "--device", "nonesuch"], 2, "device 'nonesuch': no OpenCL device matches"),
         (["--mode", "neox", "-o", "out.txt"], 2, "out.txt: suffix '.txt' is not one of"),
         (["--mode", "neox", "--tensor", "q", "--tensor", "k", "-o", "{tmp}/o.npy"], 2, "holds one array, got 2"),
         (["--no-such-option"], 2, "No such option"),

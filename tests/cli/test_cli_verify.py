@@ -72,12 +72,12 @@ def test_verify_several_suites(call: Call, device: DeviceInfo) -> None:
     assert bad.stderr.startswith("clrope: suite: got 'sead', allowed are seed")
 
 
-def test_verify_ends_with_1_for_a_device_that_cannot_be_used(call: Call, device: DeviceInfo) -> None:
+def test_verify_ends_with_2_for_a_device_that_cannot_be_used(call: Call, device: DeviceInfo) -> None:
     done = call("verify", "--device", device.index, "--device", "nonesuch", "--filter", FEW)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert len(lines_of(done.stdout)) == 4
     assert "FAIL: device nonesuch: device 'nonesuch': no OpenCL device matches" in done.stdout
-    assert call("verify", "--device", device.index, "--filter", "nothing like it").exit_code == 1
+    assert call("verify", "--device", device.index, "--filter", "nothing like it").exit_code == 2
 
 
 @pytest.mark.parametrize(

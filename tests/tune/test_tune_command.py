@@ -49,7 +49,7 @@ def test_show(cpu: clrope.DeviceInfo, cache: Path) -> None:
     assert "rows8" not in text
     default = VariantResult(default_for(cpu, KEY), "slower", gbs=8.0)
     database.save(cpu, [replace(RECORD, results=(*RECORD.results, default))])
-    assert " 0.25   rows4 builtin" in run("--device", cpu.index, "--show")[1], "the default's share of what is fastest"
+    assert " 0.25  rows4 builtin" in run("--device", cpu.index, "--show")[1], "the default's share of what is fastest"
     database.save(cpu, [replace(RECORD, results=RECORD.results[-1:])])
     assert "none works" in run("--device", cpu.index, "--show")[1]
 
@@ -94,7 +94,7 @@ def test_an_unhealthy_device_says_why(cpu: clrope.DeviceInfo, cache: Path, monke
     sick = replace(cpu, health=replace(cpu.health, status="unhealthy", reason="it is ill", hint="rest"))
     monkeypatch.setattr(importlib.import_module("clrope.device.select"), "devices", lambda *_, **__: [sick])
     code, text = run("--device", cpu.index, "--budget", "5")
-    assert code == 1
+    assert code == 2
     assert "not tuned: " in text
     assert "it is ill" in text
     assert "what to do: rest" in text

@@ -1,0 +1,64 @@
+"""Options that several commands have, each with one name and one help text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from ..device import DeviceInfo, device, devices
+from ..device.select import ALIASES, KINDS
+from ..errors import ConfigError, DeviceError
+from ..layout import DTYPES
+from ..mode import GGML_MODES
+
+
+def _device(more: str) -> Any:
+    text = f"Device: its index, or a part of its name or platform; 'clrope devices' lists them{more}"
+    return typer.Option("--device", metavar="DEVICE", help=text, autocompletion=lambda: ["auto", *KINDS, *ALIASES])
+
+
+#: For commands that run once on each device; for commands that show what a call does; for a result from one device.
+Devices = Annotated[list[str] | None, _device(" (repeatable). Default: all healthy devices but simulators.")]
+CallDevices = Annotated[list[str] | None, _device(" (repeatable). Default: the fastest healthy device.")]
+OneDevice = Annotated[str | None, _device(". Default: the fastest healthy device.")]
+_TYPE_HELP = f"Storage type: {', '.join(DTYPES)} (repeatable)."
+Types = Annotated[
+    list[str] | None,
+    typer.Option("--type", metavar="TYPE", help=_TYPE_HELP, autocompletion=lambda: list(DTYPES)),
+]
+_MODE_HELP = f"Which elements form a pair: {', '.join(GGML_MODES)}, or ggml's number."
+Mode = Annotated[str | None, typer.Option(metavar="MODE", help=_MODE_HELP, autocompletion=lambda: list(GGML_MODES))]
+LayerType = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Layer type, for a file with one configuration for each.")
+]
+SeqLen = Annotated[
+    int | None, typer.Option(metavar="N", help="Sequence length, for a file whose scaling depends on it.")
+]
+Layout = Annotated[str, typer.Option(metavar="AXES", help="Order of the axes: any order of b, s, n, d.")]
+Backward = Annotated[bool, typer.Option("--backward", help="Rotate backward: the sign of sin is flipped.")]
+Seed = Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of the inputs. Default: a new one.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+JsonFile = Annotated[
+    str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; '-': print it in place of text.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only: no progress, no remarks.")]
+
+
+def healthy_devices(names: Sequence[str] | None) -> list[DeviceInfo]:
+    """Return the devices of these names, each once, or all healthy ones but simulators; `DeviceError` if none is."""
+    if names:
+        return list(dict.fromkeys(device(name) for name in names))
+    found = [d for d in devices() if d.health.ok and not d.simulator]
+    if not found:
+        raise DeviceError("device: no healthy OpenCL device; `clrope devices` says what was found and what to do")
+    return found
+
+
+def checked_types(names: Sequence[str] | None) -> list[str]:
+    """Return the storage types, each once; `ConfigError` for an unknown one."""
+    for name in names or ():
+        if name not in DTYPES:
+            raise ConfigError(f"--type: got {name!r}, allowed are {', '.join(DTYPES)}")
+    return list(dict.fromkeys(names or ()))
