@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -23,6 +24,20 @@ INTERRUPTED = 130
 CLOSED_PIPE = 141
 
 P = ParamSpec("P")
+
+
+class Interrupted(BaseException):
+    """Ctrl-C. Not a `KeyboardInterrupt`, which typer ends in its own way."""
+
+
+def catch_ctrl_c() -> None:
+    """Make Ctrl-C raise `Interrupted`; where the caller ignores the signal, it stays ignored."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise Interrupted
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def exit_with_code(command: Callable[P, None]) -> Callable[P, None]:
@@ -45,7 +60,9 @@ def ending() -> Iterator[None]:
         finally:
             # Not left to the interpreter's end, which would report a closed pipe in many lines.
             sys.stdout.flush()
-    except KeyboardInterrupt as error:
+    except (Interrupted, KeyboardInterrupt) as error:
+        # A second one ends the process at once.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         _end("interrupted", INTERRUPTED, error)
     except BrokenPipeError as error:
         _discard_output()

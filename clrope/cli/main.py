@@ -10,7 +10,7 @@ import typer
 from .. import __version__
 from .bench import bench, report
 from .devices import list_devices
-from .exit_code import ending, exit_with_code
+from .exit_code import catch_ctrl_c, ending, exit_with_code
 from .explain import explain
 from .output import set_up_streams
 from .run import rotate_file
@@ -64,5 +64,6 @@ def _root(
 def main() -> None:
     """Run the command line and exit."""
     set_up_streams()
+    catch_ctrl_c()
     with ending():
         app(prog_name="clrope")

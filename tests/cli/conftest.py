@@ -18,7 +18,16 @@ from clrope.io.files import read_metadata
 DATA = Path(__file__).parent.parent / "data"
 ROOT = Path(__file__).parent.parent.parent
 
+#: Seconds after which a process counts as hanging. No verdict depends on how long a command takes.
+HANGING = 1800
+
 Call = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "CLROPE_TRACEBACK"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -31,13 +40,25 @@ def call() -> Call:
     return run
 
 
-def in_process(*words: str, code: str = "from clrope.cli.main import main; main()", **env: str) -> Any:
-    """Run a command line in a process of its own."""
+def start(*words: object, code: str = "from clrope.cli.main import main; main()", **options: Any) -> Any:
+    """Start a command line in a process of its own. options: of `Popen`; those in capitals are variables."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120, cwd=ROOT, check=False,
-        env={**os.environ, "PYTHONPATH": path, **env},
+    variables = {name: options.pop(name) for name in list(options) if name.isupper()}
+    given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, words)], cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path, **variables}, **given,
     )  # fmt: skip
+
+
+def in_process(*words: object, **options: Any) -> Any:
+    """Run a command line in a process of its own."""
+    with start(*words, **options) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=HANGING)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 @pytest.fixture

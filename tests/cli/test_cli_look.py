@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,21 +15,17 @@ import clrope
 from clrope import DeviceInfo
 from clrope.device.info import Health, absent
 
-ROOT = Path(__file__).parent.parent.parent
-
 Call = Callable[..., Any]
 
 
-def test_version_and_help(call: Call) -> None:
+def test_version_and_help(call: Call, process: Call) -> None:
     assert call("--version").stdout == f"clrope {clrope.__version__}\n"
     text = call("--help").stdout
     for command in ("devices", "verify", "run", "config", "explain"):
         assert command in text
         assert call(command, "--help").exit_code == 0
     assert call("no-such-command").exit_code == 2
-    module = subprocess.run(
-        [sys.executable, "-m", "clrope", "--version"], capture_output=True, text=True, timeout=60, cwd=ROOT, check=True
-    )
+    module = process("--version", code="import runpy; runpy.run_module('clrope', run_name='__main__')")
     assert module.stdout == f"clrope {clrope.__version__}\n"
 
 

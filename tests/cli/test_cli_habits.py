@@ -1,0 +1,333 @@
+"""What all commands have in common: their options, the look of their output, and how they end."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import struct
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from conftest import HANGING, ROOT, start
+
+from clrope import DeviceInfo
+from clrope.cli.main import COMMANDS, app
+from clrope.cli.output import print_table
+
+Call = Callable[..., Any]
+RESULTS = sorted((ROOT / "bench" / "results").glob("*.json"))[0]
+#: Python starts with the handler of Ctrl-C even where a shell ignores the signal for what runs in the background.
+MAIN = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "{}\n"
+    "from clrope.cli.main import main; main()"
+)
+#: Commands with something in them that every run of them calls.
+CALLED = {
+    "devices": ("clrope.cli.devices", "devices", []),
+    "verify": ("clrope.suite.conformance", "verify", []),
+    "run": ("clrope.cli.run", "read_arrays", ["x.npy", "-o", "y.npy", "--mode", "neox"]),
+    "bench": ("clrope.benchmark.measure", "run", []),
+    "report": ("clrope.benchmark.results", "read_all", ["x.json"]),
+    "tune": ("clrope.tune.search", "tune", []),
+    "config": ("clrope.cli.show_config", "read_source", ["llama-3.1-8b"]),
+    "explain": ("clrope.cli.explain", "Rope", ["--mode", "neox", "--shape", "1,2,3,4"]),
+}
+
+
+def options_of(name: str) -> dict[str, Any]:
+    command: Any = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    return {option: p for p in command.params for option in p.opts}
+
+
+def replaced(name: str, what: str) -> str:
+    """Return a program in which a command does `what` instead of its work."""
+    module, function, _ = CALLED[name]
+    return MAIN.format(f"import {module} as m; m.{function} = lambda *_, **__: {what}")
+
+
+def test_options_are_alike() -> None:
+    assert set(CALLED) == set(COMMANDS)
+    heads = {}
+    for name in COMMANDS:
+        options = options_of(name)
+        assert options["--quiet"] is options["-q"]
+        assert options["--json"].help.startswith(("Print the result as JSON", "Write the result as JSON"))
+        for option in ("--device", "--type", "--quiet"):
+            if option in options:
+                given = options[option]
+                head = given.help.partition("(repeatable)")[0].partition(". Default")[0].strip()
+                assert heads.setdefault(option, (given.metavar, head)) == (given.metavar, head), name
+                assert given.multiple == (option != "--quiet" and name != "run"), name
+    assert {name for name in COMMANDS if "--device" in options_of(name)} == set(COMMANDS) - {"report", "config"}
+    assert {name for name in COMMANDS if "--type" in options_of(name)} == {"bench", "tune", "explain"}
+
+
+def test_device_and_type_repeat(call: Call, device: DeviceInfo) -> None:
+    words = ["explain", "--mode", "neox", "--shape", "1,4,2,64", "--device", device.index, "--device", device.name]
+    reports = json.loads(call(*words, "--type", "f16", "--type", "f32", "--type", "f16", "--json").stdout)
+    assert {r["tensor"].split()[0] for r in reports} == {"f16", "f32"}
+    assert json.loads(call(*words[:-2], "--json").stdout)["device"] == str(device)
+    listed = json.loads(call("devices", "--device", device.index, "--device", device.index, "--json").stdout)
+    assert [d["index"] for d in listed["devices"]] == [device.index]
+    rows = call("bench", "--list", "--workload", "all", "--type", "bf16", "--type", "f16").stdout.splitlines()[2:]
+    assert {row.split("/")[1] for row in rows} == {"bf16", "f16"}
+    for words, message in (
+        (["bench", "--type", "q4"], "--type: got 'q4', allowed are f16"),
+        (["tune", "--type", "q4"], "--type: got 'q4', allowed are f16"),
+        (["bench", "--type", "f8e4m3"], "--type: no chosen workload has f8e4m3"),
+        (["devices", "--device", "nonesuch"], "no OpenCL device matches"),
+    ):
+        done = call(*words)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("clrope ", set(COMMANDS)),
+        ("clrope explain --type f8", {"f8e4m3", "f8e5m2"}),
+        ("clrope verify --device po", {"pocl"}),
+        ("clrope run --mode i", {"imrope"}),
+        ("clrope verify --suite s", {"seed"}),
+    ],
+)
+def test_completion(line: str, found: set[str], process: Call) -> None:
+    done = process(_CLROPE_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(line.count(" ")))
+    assert set(done.stdout.split()) == found, done.stderr
+
+
+def test_completion_is_described(process: Call) -> None:
+    text = process("--help").stdout
+    assert "clrope --install-completion" in text
+    assert (
+        "complete_bash" in process("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1").stdout
+    )
+
+
+def test_quiet(call: Call, device: DeviceInfo, llama: tuple[Path, Path], tmp_path: Path) -> None:
+    source, config = llama
+    words = ["run", source, "-o", tmp_path / "o.npz", "--hf", config, "--tensor", "q", "--check", "--device"]
+    assert "written: " in call(*words, device.index).stdout
+    assert call(*words, device.index, "--quiet").stdout == ""
+    words = ["verify", "--device", device.index, "--filter", "type=f16 ne_a=[128,32,2,1] fs=1.0 ef=0.0 v=0"]
+    assert call(*words).stdout.count(": OK\n") == 4
+    shown = call(*words, "-q").stdout
+    assert ": OK" not in shown
+    assert not shown.startswith("seed")
+    assert "bit-identical: 4/4" in shown
+
+
+SHOWN = (
+    ["devices", "-q"],
+    ["devices", "--details", "-q"],
+    ["config", "llama-3.1-8b"],
+    ["explain", "--mode", "neox", "--shape", "1,4,2,64"],
+    ["report", RESULTS, "-q"],
+    ["bench", "--list", "--workload", "all"],
+    ["tune", "--parameters"],
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "columns"),
+    [
+        *((words, columns) for words in SHOWN for columns in (60, 100)),
+        *(([name, "--help"], 60) for name in COMMANDS),
+        (["--help"], 60),
+    ],
+    ids=lambda given: " ".join(map(str, given[:2])) if isinstance(given, list) else str(given),
+)
+def test_output_fits_and_is_ascii(words: list[Any], columns: int, process: Call) -> None:
+    done = process(*words, COLUMNS=str(columns), LC_ALL="C")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+    assert max(len(line) for line in done.stdout.splitlines()) <= columns
+
+
+def test_text_of_other_alphabets_is_escaped(process: Call, tmp_path: Path) -> None:
+    (tmp_path / "käse.json").write_text('{"mode": "neox", "n_dims": 8}', encoding="utf-8")
+    assert "käse.json (fields" in process("config", tmp_path / "käse.json", LC_ALL="C.UTF-8").stdout
+    assert "k\\xe4se.json (fields" in process("config", tmp_path / "käse.json", LC_ALL="C").stdout
+
+
+def test_a_table_that_does_not_fit_becomes_fields(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [["seven words that may be folded anywhere", "1.5"], ["and one_that_is_long", "22.25"]]
+
+    def printed(columns: int) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        print_table("", ["text", "#number"], rows)
+        return list(capsys.readouterr().out.splitlines())
+
+    assert printed(47) == [
+        "text                                     number",
+        "-----------------------------------------------",
+        "seven words that may be folded anywhere     1.5",
+        "and one_that_is_long                      22.25",
+    ]
+    assert printed(24) == [
+        "text              number",
+        "------------------------",
+        "seven words that     1.5",
+        "may be folded",
+        "anywhere",
+        "and                22.25",
+        "one_that_is_long",
+    ]
+    assert printed(23) == [
+        "text    seven words",
+        "        that may be",
+        "        folded anywhere",
+        "number  1.5",
+        "",
+        "text    and",
+        "        one_that_is_lon",
+        "        g",
+        "number  22.25",
+    ]
+
+
+def on_a_terminal(*words: str, columns: int = 60, **env: str) -> str:
+    """Return what a command shows on a terminal of so many columns."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    with start(*words, stdout=its, stderr=its, stdin=its, TERM="xterm", LC_ALL="C.UTF-8", **env) as process:
+        os.close(its)
+        shown = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # how Linux says that nobody has the terminal open any more
+                part = b""
+            if not part:
+                break
+            shown += part
+        assert process.wait(HANGING) == 0
+    os.close(ours)
+    return shown.decode().replace("\r\n", "\n")
+
+
+def test_styles_need_a_terminal(process: Call) -> None:
+    words = ("config", "llama-3.1-8b")
+    shown = on_a_terminal(*words)
+    assert "\x1b[1m" in shown
+    plain = on_a_terminal(*words, NO_COLOR="1")
+    assert "\x1b" not in plain
+    assert max(len(line) for line in plain.splitlines()) <= 60
+    assert process(*words, FORCE_COLOR="1", COLUMNS="60").stdout == plain
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_ctrl_c_ends_in_one_line(name: str, process: Call, tmp_path: Path) -> None:
+    done = process(name, *CALLED[name][2], code=replaced(name, "signal.raise_signal(signal.SIGINT)"))
+    assert done.returncode == 130, done.stderr
+    assert done.stderr == "clrope: interrupted\n"
+
+
+def children_of(parent: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name, in brackets, may hold blanks.
+            fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent:
+            found.append(int(stat.parent.name))
+    return found
+
+
+SLEEP = "import time; time.sleep(3600)"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
+@pytest.mark.parametrize(
+    ("words", "hanging"),
+    [
+        (["devices", "--refresh"], "from clrope.device import child as m; m._BOOT"),
+        (["tune", "--budget", "600"], "from clrope.device import child as m; m._BOOT"),
+        (
+            [
+                "bench",
+                "--processes",
+                "--tiny",
+                "--no-peers",
+                "--rounds",
+                "1",
+                "--workload",
+                "decode-1/f32/neox/out/forward",
+            ],
+            "from clrope.benchmark import processes as m; m._FIRST",
+        ),
+    ],
+    ids=lambda given: given[0] if isinstance(given, list) else "",
+)
+def test_ctrl_c_takes_child_processes_along(words: list[str], hanging: str) -> None:
+    with start(*words, code=MAIN.format(f"{hanging} = {SLEEP!r}")) as process:
+        try:
+            while not (children := children_of(process.pid)) and process.poll() is None:
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=HANGING)
+        finally:
+            process.kill()
+    assert children, stderr
+    assert process.returncode == 130, stderr
+    assert stderr.splitlines()[-1] == "clrope: interrupted"
+    assert "Traceback" not in stderr
+    assert not [child for child in children if Path(f"/proc/{child}").exists()]
+
+
+@pytest.mark.parametrize(
+    "words", [["config", "llama-3.1-8b"], ["devices"], ["report", RESULTS], ["--help"]], ids=lambda words: words[0]
+)
+def test_a_closed_pipe_ends_in_silence(words: list[Any]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with start(*words, stdout=writer) as process:
+        os.close(writer)
+        _, stderr = process.communicate(timeout=HANGING)
+    assert stderr == ""
+    assert process.returncode == (1 if words == ["--help"] else 141)
+
+
+def test_output_that_cannot_be_written(process: Call) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = process("devices", stdout=full)
+    assert done.returncode == 2
+    assert done.stderr.startswith("clrope: OSError: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_closed_streams(process: Call) -> None:
+    # As Python has it after `>&- 2>&-`.
+    assert process("devices", code=MAIN.format("import sys; sys.stdout = sys.stderr = None")).returncode == 0
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_error_ends_in_a_traceback(name: str, process: Call) -> None:
+    code = replaced(name, "[][1]")
+    done = process(name, *CALLED[name][2], code=code)
+    assert done.returncode == 2
+    assert done.stderr == "clrope: IndexError: list index out of range (CLROPE_TRACEBACK=1 shows where)\n"
+    assert done.stdout == ""
+
+
+def test_the_traceback_on_request(process: Call) -> None:
+    done = process("devices", code=replaced("devices", "[][1]"), CLROPE_TRACEBACK="1")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Traceback (most recent call last):\n")
+    assert done.stderr.splitlines()[-1].startswith("clrope: IndexError: ")
+    assert "Traceback" in process("config", "lama", CLROPE_TRACEBACK="1").stderr
+    assert process("config", "lama").stderr.startswith("clrope: preset: got 'lama'")
