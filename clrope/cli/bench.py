@@ -10,7 +10,7 @@ import typer
 
 from ..errors import ConfigError
 from .exit_code import WRONG
-from .options import AsJson, Devices, JsonFile, Quiet, Seed, Types, checked_types, healthy_devices
+from .options import AsJson, Devices, JsonFile, Quiet, Seed, Types, checked_types, flag, healthy_devices, value
 from .output import bytes_text, print_json, print_table, progress_bar, write_text
 
 
@@ -19,35 +19,20 @@ def bench(
     types: Types = None,
     workload: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Workload: a group, a family, or a pattern of names, see --list (repeatable). Default: standard.",
-        ),
+        value("NAME", "Group, family or pattern of names, see --list (repeatable). Default: standard."),
     ] = None,
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Measure this peer only (repeatable). Default: all that are installed."),
-    ] = None,
-    no_peers: Annotated[bool, typer.Option("--no-peers", help="Measure clrope and the ceilings only.")] = False,
-    rounds: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Rounds; each measures every entry. Default: 9, and 60 for calls."),
-    ] = None,
-    peer_rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds that measure the peers, at most.")] = 9,
-    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Repeats of each workload, with new buffers.")] = 1,
-    calls: Annotated[int, typer.Option(min=1, metavar="N", help="Calls of an entry in a row, at most.")] = 5,
-    threads: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Threads of each peer. 0: one for each usable CPU.")
-    ] = 0,
+    peer: Annotated[list[str] | None, value("NAME", "Peer to measure (repeatable). Default: all installed.")] = None,
+    no_peers: Annotated[bool, flag("--no-peers", "Measure clrope and the ceilings only.")] = False,
+    rounds: Annotated[int | None, value("N", "Rounds over all entries. Default: 9, and 60 for calls.", min=1)] = None,
+    peer_rounds: Annotated[int, value("N", "Rounds that measure the peers, at most.", min=1)] = 9,
+    repeats: Annotated[int, value("N", "Repeats of each workload, with new buffers.", min=1)] = 1,
+    calls: Annotated[int, value("N", "Calls of an entry in a row, at most.", min=1)] = 5,
+    threads: Annotated[int, value("N", "Threads of each peer. 0: one for each usable CPU.", min=0)] = 0,
     seed: Seed = None,
-    tiny: Annotated[
-        bool, typer.Option("--tiny", help="Use short axes: a quick trial whose figures mean nothing.")
-    ] = False,
-    processes: Annotated[
-        bool, typer.Option("--processes", help="Also measure the first call of a process, and peak memory.")
-    ] = False,
+    tiny: Annotated[bool, flag("--tiny", "Use short axes: a quick trial whose figures mean nothing.")] = False,
+    processes: Annotated[bool, flag("--processes", "Also measure a process: its first call, its memory.")] = False,
     json_file: JsonFile = None,
-    list_only: Annotated[bool, typer.Option("--list", help="List the chosen workloads and stop.")] = False,
+    list_only: Annotated[bool, flag("--list", "List the chosen workloads and stop.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Measure speed against ceilings and peers.
@@ -80,11 +65,9 @@ def bench(
             bar.refresh()
 
         result = run(chosen, healthy_devices(device), options, progress)
-    if json_file == "-":
-        print_json(result)
-    else:
-        if json_file is not None:
-            write_text(json_file, text_of(result))
+    if json_file is not None:
+        write_text(json_file, text_of(result))
+    if json_file != "-":
         _print_tables([result])
     failed = [e for w in result["workloads"] for e in w["entries"] if e["status"] in ("wrong", "error")]
     if any(e["kind"] == "clrope" or e["status"] == "wrong" for e in failed):
@@ -93,8 +76,8 @@ def bench(
 
 def report(
     files: Annotated[list[str], typer.Argument(metavar="FILE", help="Results of `clrope bench --json`.")],
-    figure: Annotated[str | None, typer.Option(metavar="PNG", help="Draw the figure (needs matplotlib).")] = None,
-    markdown: Annotated[str | None, typer.Option(metavar="FILE", help="Write the tables as Markdown.")] = None,
+    figure: Annotated[str | None, value("PNG", "Draw the figure (needs matplotlib).")] = None,
+    markdown: Annotated[str | None, value("FILE", "Write the tables as Markdown.")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:

@@ -10,16 +10,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-import typer
-
 from ..config import RopeConfig
 from ..errors import ConfigError, RopeError
 from ..io.files import read_arrays
-from .options import LayerType, Mode, SeqLen
+from .options import LayerType, Mode, SeqLen, value
 
 
 def _option(kind: Any, metavar: str, text: str) -> Any:
-    return Annotated[kind | None, typer.Option(metavar=metavar, help=text)]
+    return Annotated[kind | None, value(metavar, text)]
 
 
 #: The options that describe a configuration, with their annotations for typer.
@@ -78,12 +76,9 @@ def _read_config(given: dict[str, Any]) -> RopeConfig:
         if name in given and sources not in (["gguf"], ["hf"]):
             raise ConfigError(f"--{name.replace('_', '-')}: has a meaning with --gguf and --hf only")
     fields = {name: given[name] for name in given if name in RopeConfig.__dataclass_fields__}
-    if "mode" in fields:
-        fields["mode"] = parse_mode_flag(fields["mode"])
-    if "freq_factors" in fields:
-        fields["freq_factors"] = _factors(fields["freq_factors"])
-    if "sections" in fields:
-        fields["sections"] = _integers("sections", fields["sections"])
+    for name, parsed in (("mode", parse_mode_flag), ("freq_factors", _factors), ("sections", _sections)):
+        if name in fields:
+            fields[name] = parsed(fields[name])
     if "config" in given:
         return RopeConfig.from_dict({**read_json(given["config"]), **fields})
     if "gguf" in given or "hf" in given:
@@ -132,11 +127,11 @@ def parse_mode_flag(text: str | None) -> Any:
     return int(text) if text is not None and text.isdecimal() else text
 
 
-def _integers(name: str, text: str) -> tuple[int, ...]:
+def _sections(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise ConfigError(f"{name}: got {text!r}, integers with commas between are needed") from error
+        raise ConfigError(f"sections: got {text!r}, integers with commas between are needed") from error
 
 
 def _factors(text: str) -> tuple[float, ...]:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from ..device import DeviceInfo, device, devices
 from ..device.select import INSTALL_HINT
 from ..errors import DeviceError
-from .options import AsJson, Devices, Quiet
+from .options import AsJson, Devices, Quiet, flag
 from .output import bytes_text, print_fields, print_json, print_table
 
 
 def list_devices(
     names: Devices = None,
-    details: Annotated[bool, typer.Option("--details", help="Print more about each device, one field a line.")] = False,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Probe every device again.")] = False,
+    details: Annotated[bool, flag("--details", "Print more about each device, one field a line.")] = False,
+    refresh: Annotated[bool, flag("--refresh", "Probe every device again.")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import NoReturn, ParamSpec
+from typing import NoReturn
 
 from ..environ import variable
 from ..errors import BuildError, RopeError
@@ -22,8 +21,6 @@ UNUSABLE = 2
 INTERRUPTED = 130
 #: The reader of stdout is gone; as of a program that SIGPIPE ends.
 CLOSED_PIPE = 141
-
-P = ParamSpec("P")
 
 
 class Interrupted(BaseException):
@@ -40,20 +37,9 @@ def catch_ctrl_c() -> None:
         signal.signal(signal.SIGINT, interrupt)
 
 
-def exit_with_code(command: Callable[P, None]) -> Callable[P, None]:
-    """Make a command end by `ending`."""
-
-    @functools.wraps(command)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        with ending():
-            command(*args, **kwargs)
-
-    return wrapped
-
-
 @contextmanager
 def ending() -> Iterator[None]:
-    """Turn every exception into an exit code, with one message on stderr where there is something to say."""
+    """Turn every exception into an exit code and at most one message on stderr. Decorates commands, too."""
     try:
         try:
             yield

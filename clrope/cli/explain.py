@@ -6,7 +6,6 @@ from collections import Counter
 from typing import Annotated, Any
 
 import numpy as np
-import typer
 
 from ..config import RopeConfig
 from ..device import device
@@ -15,19 +14,17 @@ from ..kernels.source import kernel_folder, kernel_hash
 from ..layout import DTYPES, dtype_name
 from ..operation import Rope
 from .config_options import takes_config
-from .options import AsJson, Backward, CallDevices, Layout, Quiet, Types, checked_types
+from .options import AsJson, Backward, CallDevices, Layout, Quiet, Types, checked_types, flag, value
 from .output import print_fields, print_json
 
 
 @takes_config
 def explain(
     config: RopeConfig,
-    shape: Annotated[
-        str, typer.Option(metavar="SHAPE", help="Axis lengths in the order of --layout, such as 1,4096,32,128.")
-    ],
+    shape: Annotated[str, value("SHAPE", "Axis lengths in the order of --layout, such as 1,4096,32,128.")],
     types: Types = None,
     layout: Layout = "bsnd",
-    inplace: Annotated[bool, typer.Option("--inplace", help="Rotate in place.")] = False,
+    inplace: Annotated[bool, flag("--inplace", "Rotate in place.")] = False,
     backward: Backward = False,
     devices: CallDevices = None,
     as_json: AsJson = False,
@@ -75,18 +72,17 @@ def _lengths(text: str) -> list[int]:
 
 
 def _report(plan: Any, config: RopeConfig, device: Any, x: Any, layout: str) -> dict[str, Any]:
-    kernels = []
-    for (variant, spec), launches in Counter(zip(plan.variants, plan.specs, strict=True)).items():
-        kernels.append(
-            {
-                "kernel": spec.function,
-                "source": str(kernel_folder() / spec.file),
-                "source_hash": kernel_hash(spec.file),
-                "options": list(spec.options),
-                "variant": variant.to_dict(),
-                "launches": launches,
-            }
-        )
+    kernels = [
+        {
+            "kernel": spec.function,
+            "source": str(kernel_folder() / spec.file),
+            "source_hash": kernel_hash(spec.file),
+            "options": list(spec.options),
+            "variant": variant.to_dict(),
+            "launches": launches,
+        }
+        for (variant, spec), launches in Counter(zip(plan.variants, plan.specs, strict=True)).items()
+    ]
     tables = "cache_init_ggml.cl" if config.angles == "ggml" else "cache_init.cl"
     fused = bool(kernels) and all(variant.angles == "fused" for variant in plan.variants)
     return {

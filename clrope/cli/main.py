@@ -10,7 +10,7 @@ import typer
 from .. import __version__
 from .bench import bench, report
 from .devices import list_devices
-from .exit_code import catch_ctrl_c, ending, exit_with_code
+from .exit_code import catch_ctrl_c, ending
 from .explain import explain
 from .output import set_up_streams
 from .run import rotate_file
@@ -43,7 +43,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "color": False},
 )
 for name, command in COMMANDS.items():
-    app.command(name)(exit_with_code(command))
+    app.command(name)(ending()(command))
 
 
 def _print_version(wanted: bool) -> None:

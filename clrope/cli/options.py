@@ -14,6 +14,16 @@ from ..layout import DTYPES
 from ..mode import GGML_MODES
 
 
+def flag(name: str, text: str) -> Any:
+    """Return an option without a value."""
+    return typer.Option(name, help=text)
+
+
+def value(metavar: str, text: str, **more: Any) -> Any:
+    """Return an option with a value; more: what else `typer.Option` takes."""
+    return typer.Option(metavar=metavar, help=text, **more)
+
+
 def _device(more: str) -> Any:
     text = f"Device: its index, or a part of its name or platform; 'clrope devices' lists them{more}"
     return typer.Option("--device", metavar="DEVICE", help=text, autocompletion=lambda: ["auto", *KINDS, *ALIASES])
@@ -25,21 +35,16 @@ CallDevices = Annotated[list[str] | None, _device(" (repeatable). Default: the f
 OneDevice = Annotated[str | None, _device(". Default: the fastest healthy device.")]
 _TYPE_HELP = f"Storage type: {', '.join(DTYPES)} (repeatable)."
 Types = Annotated[
-    list[str] | None,
-    typer.Option("--type", metavar="TYPE", help=_TYPE_HELP, autocompletion=lambda: list(DTYPES)),
+    list[str] | None, typer.Option("--type", metavar="TYPE", help=_TYPE_HELP, autocompletion=lambda: list(DTYPES))
 ]
 _MODE_HELP = f"Which elements form a pair: {', '.join(GGML_MODES)}, or ggml's number."
-Mode = Annotated[str | None, typer.Option(metavar="MODE", help=_MODE_HELP, autocompletion=lambda: list(GGML_MODES))]
-LayerType = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Layer type, for a file with one configuration for each.")
-]
-SeqLen = Annotated[
-    int | None, typer.Option(metavar="N", help="Sequence length, for a file whose scaling depends on it.")
-]
-Layout = Annotated[str, typer.Option(metavar="AXES", help="Order of the axes: any order of b, s, n, d.")]
-Backward = Annotated[bool, typer.Option("--backward", help="Rotate backward: the sign of sin is flipped.")]
-Seed = Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of the inputs. Default: a new one.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Mode = Annotated[str | None, value("MODE", _MODE_HELP, autocompletion=lambda: list(GGML_MODES))]
+LayerType = Annotated[str | None, value("NAME", "Layer type, for a file with one configuration for each.")]
+SeqLen = Annotated[int | None, value("N", "Sequence length, for a file whose scaling depends on it.")]
+Layout = Annotated[str, value("AXES", "Order of the axes: any order of b, s, n, d.")]
+Backward = Annotated[bool, flag("--backward", "Rotate backward: the sign of sin is flipped.")]
+Seed = Annotated[int | None, value("N", "Seed of the inputs. Default: a new one.", min=0)]
+AsJson = Annotated[bool, flag("--json", "Print the result as JSON.")]
 JsonFile = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; '-': print it in place of text.")
 ]

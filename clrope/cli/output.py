@@ -99,8 +99,11 @@ def print_json(data: Any) -> None:
     print(json.dumps(data, indent=2, allow_nan=False))
 
 
-def write_text(where: str | Path, text: str) -> None:
-    """Write a text file; `RopeError` if that fails."""
+def write_text(where: str, text: str) -> None:
+    """Write a text file, '-' for stdout; `RopeError` if that fails."""
+    if where == "-":
+        print(text, end="")
+        return
     try:
         Path(where).write_text(text, encoding="utf-8")
     except OSError as error:

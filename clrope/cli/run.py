@@ -22,7 +22,7 @@ from ..layout import DTYPES, dtype_name
 from ..operation import Rope
 from .config_options import named_array, takes_config
 from .exit_code import WRONG
-from .options import AsJson, Backward, Layout, OneDevice, Quiet
+from .options import AsJson, Backward, Layout, OneDevice, Quiet, flag, value
 from .output import print_json, print_table
 
 _RANGE = re.compile(r"(-?\d+):(-?\d+)")
@@ -34,31 +34,21 @@ def rotate_file(
     config: RopeConfig,
     source: Annotated[Path, typer.Argument(metavar="INPUT", help="File to read: .npy, .npz or .safetensors.")],
     output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="OUTPUT", help="File to write: .npy, .npz or .safetensors."),
+        Path, typer.Option("--output", "-o", metavar="OUTPUT", help="File to write: .npy, .npz or .safetensors.")
     ],
     tensor: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help="Tensor to rotate (repeatable). Default: all floating-point tensors of rank 3 and 4."
-        ),
+        value("NAME", "Tensor to rotate (repeatable). Default: all floating-point of rank 3 or 4."),
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Also write the tensors that are not rotated.")] = False,
+    keep: Annotated[bool, flag("--keep", "Also write the tensors that are not rotated.")] = False,
     positions: Annotated[
-        str | None,
-        typer.Option(
-            metavar="POSITIONS",
-            help="Positions: the first one, a list 0,1,2, a range a:b (without b), or FILE[:NAME]. Default: 0, "
-            "counting up.",
-        ),
+        str | None, value("POSITIONS", "First position, list 0,1,2, range a:b (without b), or FILE[:NAME]. Default: 0.")
     ] = None,
-    positions_tensor: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Tensor of INPUT that holds the positions.")
-    ] = None,
+    positions_tensor: Annotated[str | None, value("NAME", "Tensor of INPUT that holds the positions.")] = None,
     layout: Layout = "bsnd",
     backward: Backward = False,
     device: OneDevice = None,
-    check: Annotated[bool, typer.Option("--check", help="Compare the results with the float64 reference.")] = False,
+    check: Annotated[bool, flag("--check", "Compare the results with the float64 reference.")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -85,30 +75,28 @@ def rotate_file(
     # In the file's own order.
     results = rotated | others
     write_arrays(output, {name: results[name] for name in arrays if name in results}, metadata)
-    well = all(r["ok"] is not False for r in reports)
     report = {
         "schema": "clrope.run/1",
         "input": str(source),
         "output": str(output),
-        "device": {"index": chosen.index, "name": chosen.name, "platform": chosen.platform, "key": chosen.key},
+        "device": {name: getattr(chosen, name) for name in ("index", "name", "platform", "key")},
         "config": config.to_dict(),
         "forward": not backward,
         "tensors": reports,
-        "ok": well,
+        "ok": all(r["ok"] is not False for r in reports),
     }
     if as_json:
         print_json(report)
     else:
         _print(report, quiet)
-    if not well:
+    if not report["ok"]:
         raise SystemExit(WRONG)
 
 
 def _chosen(arrays: dict[str, Any], wanted: list[str] | None, positions: str | None, source: Path) -> list[str]:
     if wanted:
-        missing = [name for name in wanted if name not in arrays]
-        if missing:
-            raise ConfigError(f"--tensor: {source} has no {missing[0]!r}; there are {', '.join(arrays) or 'none'}")
+        for name in wanted:
+            _check_name("--tensor", name, arrays, source)
         return list(dict.fromkeys(wanted))
     floating = set(DTYPES.values())
     names = [n for n, a in arrays.items() if a.dtype in floating and a.ndim in (3, 4) and n != positions]
@@ -117,23 +105,26 @@ def _chosen(arrays: dict[str, Any], wanted: list[str] | None, positions: str | N
     return names
 
 
+def _check_name(option: str, name: str, arrays: dict[str, Any], source: Path) -> None:
+    if name not in arrays:
+        raise ConfigError(f"{option}: {source} has no {name!r}; there are {', '.join(arrays) or 'none'}")
+
+
 def _positions(text: str | None, name: str | None, arrays: dict[str, Any], source: Path) -> Any:
     """Return what `clrope.rope` takes as positions."""
     if text is not None and name is not None:
         raise ConfigError("--positions: given together with --positions-tensor, one of them is needed")
     if name is not None:
-        if name not in arrays:
-            raise ConfigError(f"--positions-tensor: {source} has no {name!r}; there are {', '.join(arrays) or 'none'}")
+        _check_name("--positions-tensor", name, arrays, source)
         return arrays[name]
     if text is None:
         return 0
-    ends = _RANGE.fullmatch(text)
-    if ends is not None:
+    if ends := _RANGE.fullmatch(text):
         begin, end = int(ends[1]), int(ends[2])
         if end <= begin:
             raise ShapeError(f"--positions: got {text!r}, the range a:b is a, a+1, ... b-1 and must not be empty")
         return np.arange(begin, end, dtype=np.int64)
-    if _LIST.fullmatch(text) is not None:
+    if _LIST.fullmatch(text):
         numbers = [int(part) for part in text.split(",")]
         return numbers[0] if len(numbers) == 1 else np.array(numbers, dtype=np.int64)
     return named_array(text, "--positions")
@@ -164,9 +155,8 @@ def _rotate(
     if check and x.size:
         found = compare(result, reference.rope(x, positions, config, forward, layout=layout))
         limit = limit_for(dtype_name(x.dtype), x.size)
-        finite = found.nmse < float("inf")
-        report |= {"nmse": found.nmse if finite else "inf", "limit": limit, "ok": found.nmse <= limit}
-        report["comparison"] = str(found)
+        nmse = found.nmse if found.nmse < float("inf") else "inf"
+        report |= {"nmse": nmse, "limit": limit, "ok": found.nmse <= limit, "comparison": str(found)}
     return result, report
 
 

@@ -13,7 +13,7 @@ from ..angles import magnitude_of
 from ..config import RopeConfig
 from ..errors import ConfigError, RopeError
 from .config_options import parse_mode_flag, read_json
-from .options import AsJson, LayerType, Mode, Quiet, SeqLen
+from .options import AsJson, LayerType, Mode, Quiet, SeqLen, value
 from .output import print_fields, print_json, print_table
 
 if TYPE_CHECKING:
@@ -25,19 +25,14 @@ def show_config(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A GGUF file, a Hugging Face config.json or its folder, a JSON file with fields of RopeConfig, or the "
-            "name of a preset.",
+            help="GGUF file, Hugging Face config.json or its folder, JSON file with fields of RopeConfig, or preset.",
         ),
     ],
     mode: Mode = None,
     layer_type: LayerType = None,
     seq_len: SeqLen = None,
-    head_dim: Annotated[
-        int | None, typer.Option(metavar="N", help="Elements of a head, where SOURCE does not state them.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the wavelengths to a file (needs matplotlib).")
-    ] = None,
+    head_dim: Annotated[int | None, value("N", "Elements of a head, where SOURCE does not state them.")] = None,
+    plot: Annotated[Path | None, value("FILE", "Draw the wavelengths to a file (needs matplotlib).")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -55,10 +50,11 @@ def show_config(
         _draw(plot, rows, source)
     magnitude = magnitude_of(config)
     if as_json:
-        pairs = [dataclasses.asdict(row) for row in rows]
-        for pair in pairs:
-            # JSON has no infinity: a pair that does not turn has no wavelength.
-            pair["wavelength"] = pair["wavelength"] if math.isfinite(pair["wavelength"]) else None
+        # JSON has no infinity: a pair that does not turn has no wavelength.
+        pairs = [
+            dataclasses.asdict(row) | {"wavelength": row.wavelength if math.isfinite(row.wavelength) else None}
+            for row in rows
+        ]
         print_json(
             {
                 "schema": "clrope.config/1",
@@ -71,7 +67,7 @@ def show_config(
             }
         )
         return
-    shown = {name: value for name, value in config.to_dict().items() if value is not None}
+    shown = {name: got for name, got in config.to_dict().items() if got is not None}
     if "freq_factors" in shown:
         factors = shown["freq_factors"]
         shown["freq_factors"] = f"{len(factors)} numbers from {min(factors):.6g} to {max(factors):.6g}"

@@ -14,20 +14,20 @@ from ..select import database
 from ..select.defaults import default_for
 from ..select.records import TOLERANCE, TuningKey, TuningRecord, TuningReport
 from .exit_code import UNUSABLE, WRONG
-from .options import AsJson, Devices, Quiet, Types, checked_types
+from .options import AsJson, Devices, Quiet, Types, checked_types, flag, value
 from .output import bytes_text, print_json, print_table, progress_bar
 
 
 def tune_devices(
     names: Devices = None,
     types: Types = None,
-    budget: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="Time for each device, about.")] = 300.0,
-    show: Annotated[bool, typer.Option("--show", help="Show what earlier runs found; try nothing.")] = False,
-    details: Annotated[bool, typer.Option("--details", help="Print every variant, not only the fastest.")] = False,
-    parameters: Annotated[bool, typer.Option("--parameters", help="List the parameters of the kernels.")] = False,
-    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of tuning.json.")] = False,
+    budget: Annotated[float, value("SECONDS", "Time for each device, about.", min=1.0)] = 300.0,
+    show: Annotated[bool, flag("--show", "Show what earlier runs found; try nothing.")] = False,
+    details: Annotated[bool, flag("--details", "Print every variant, not only the fastest.")] = False,
+    parameters: Annotated[bool, flag("--parameters", "List the parameters of the kernels.")] = False,
+    schema: Annotated[bool, flag("--schema", "Print the JSON schema of tuning.json.")] = False,
     write_defaults: Annotated[
-        bool, typer.Option("--write-defaults", help="Print new defaults, with the winners of tuning files in front.")
+        bool, flag("--write-defaults", "Print new defaults, with the winners of tuning files in front.")
     ] = False,
     files: Annotated[
         list[str] | None, typer.Argument(metavar="FILE", help="Tuning files for --write-defaults.")
@@ -126,11 +126,8 @@ def _report(targets: list[DeviceInfo], tunings: list[TuningReport], errors: list
     return {
         "schema": "clrope.tune/2",
         "devices": [
-            {
-                "device": tuning.device, "index": target.index,
-                "records": [record.to_dict() for record in tuning.records],
-                "left": [str(key) for key in tuning.left], "errors": tuning.errors,
-            }
+            {"device": tuning.device, "index": target.index, "records": [r.to_dict() for r in tuning.records],
+             "left": [str(key) for key in tuning.left], "errors": tuning.errors}
             for target, tuning in zip(targets, tunings, strict=True)
         ],
         "not_tuned": errors,
@@ -172,20 +169,17 @@ def _share(rate: float | None, whole: float | None) -> str:
     return "-" if rate is None or not whole else f"{rate / whole:.2f}"
 
 
-def _failed(tuning: TuningReport) -> list[list[str]]:
+def _failed(tuning: TuningReport) -> list[tuple[str, ...]]:
     """Return what failed, once for all keys with the same reason."""
-    rows = [[o.outcome, str(o.variant), o.reason] for r in tuning.records for o in r.results if o.broken]
-    return [list(row) for row in dict.fromkeys(map(tuple, rows))]
+    rows = ((o.outcome, str(o.variant), o.reason) for r in tuning.records for o in r.results if o.broken)
+    return list(dict.fromkeys(rows))
 
 
 def _title(record: TuningRecord) -> str:
-    ceiling = "" if record.ceiling_gbs is None else f", {_ceiling_name(record)} {record.ceiling_gbs:.3g} GB/s"
+    name = "scaling" if record.key.in_place else "copy"
+    ceiling = "" if record.ceiling_gbs is None else f", {name} {record.ceiling_gbs:.3g} GB/s"
     check = "" if record.checked_against == "emulation" else f", checked against the {record.checked_against} kernel"
     return f"{record.key}, {bytes_text(record.nbytes)}{ceiling}{check}"
-
-
-def _ceiling_name(record: TuningRecord) -> str:
-    return "scaling" if record.key.in_place else "copy"
 
 
 def _rows(record: TuningRecord) -> list[list[str]]:

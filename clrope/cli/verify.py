@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .exit_code import UNUSABLE, WRONG
-from .options import Devices, JsonFile, Quiet, Seed
-from .output import print_json, print_table, progress_bar, write_text
+from .options import Devices, JsonFile, Quiet, Seed, value
+from .output import print_table, progress_bar, write_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -31,10 +31,7 @@ def _names_of_suites() -> list[str]:
 def verify_devices(
     device: Devices = None,
     suite: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME", help="Suite, or 'all' (repeatable). Default: seed.", autocompletion=_names_of_suites
-        ),
+        list[str] | None, value("NAME", "Suite, or 'all' (repeatable). Default: seed.", autocompletion=_names_of_suites)
     ] = None,
     json_file: JsonFile = None,
     seed: Seed = None,
@@ -55,11 +52,9 @@ def verify_devices(
     with progress_bar(quiet) as bar:
         view = _View(bar, quiet, silent=json_file == "-")
         report = verify(suite or ["seed"], device or [], seed=seed, text=text, started=view.start, done=view.add)
-    if json_file == "-":
-        print_json(report.to_dict())
-    else:
-        if json_file is not None:
-            write_text(json_file, json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n")
+    if json_file is not None:
+        write_text(json_file, json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n")
+    if json_file != "-":
         _summarise(report)
     if not report.ok:
         failed = report.differing or any(r.outcome.status == "fail" for r in report.results)
