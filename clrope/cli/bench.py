@@ -58,7 +58,7 @@ def bench(
         seed=time.time_ns() % (1 << 32) if seed is None else seed, tiny=tiny, processes=processes,
     )  # fmt: skip
     with progress_bar(quiet) as bar:
-        task = bar.add_task("")
+        task = bar.add_task("", total=None)
 
         def progress(done: int, total: int, what: str) -> None:
             bar.update(task, completed=done, total=total, description=what)

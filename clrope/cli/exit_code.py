@@ -47,8 +47,9 @@ def ending() -> Iterator[None]:
             # Not left to the interpreter's end, which would report a closed pipe in many lines.
             sys.stdout.flush()
     except (Interrupted, KeyboardInterrupt) as error:
-        # A second one ends the process at once.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if isinstance(error, Interrupted):
+            # A second one ends the process at once.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         _end("interrupted", INTERRUPTED, error)
     except BrokenPipeError as error:
         _discard_output()

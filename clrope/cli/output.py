@@ -35,8 +35,8 @@ def set_up_streams() -> None:
 
     Python itself writes UTF-8 in the locale C.
     """
-    codecs.register_error("clrope", _spelled_in_ascii)
-    ascii_only = codecs.lookup(locale.nl_langinfo(locale.CODESET)).name == "ascii"
+    codecs.register_error("clrope", _in_ascii)
+    ascii_only = locale.nl_langinfo(locale.CODESET) in ("ANSI_X3.4-1968", "US-ASCII", "ASCII", "646")
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -46,7 +46,7 @@ def set_up_streams() -> None:
             stream.reconfigure(encoding="ascii" if ascii_only else None, errors="clrope")
 
 
-def _spelled_in_ascii(error: UnicodeError) -> tuple[str, int]:
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end]

@@ -48,7 +48,6 @@ def verify_devices(
     """
     from ..suite.conformance import verify
 
-    # The bar is drawn once there is something to run.
     with progress_bar(quiet) as bar:
         view = _View(bar, quiet, silent=json_file == "-")
         report = verify(suite or ["seed"], device or [], seed=seed, text=text, started=view.start, done=view.add)
