@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 #: Columns where stdout is no terminal and COLUMNS is not set: no cell is folded.
 _UNLIMITED = 100_000
 _GAP = 2
+_MOST_LINES = 3
 #: ASCII for characters of this package's own texts.
 _ASCII = {"µ": "u", "×": "x", "–": "-", "π": "pi", "±": "+-", "…": "..."}
 
@@ -56,7 +57,7 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table under its title; columns whose name begins with '#' hold numbers and are set to the right.
 
-    Where words would have to be broken to make it fit, each row is printed as a list of fields.
+    Where it fits only with broken words or with cells of many lines, each row is printed as a list of fields.
     """
     from rich.box import Box
     from rich.table import Table
@@ -137,14 +138,13 @@ def bytes_text(count: int) -> str:
 
 
 def _fits(columns: Sequence[Sequence[str]]) -> bool:
-    """Whether a table fits when its widest columns are folded between words."""
+    """Whether a table fits when its widest columns are folded between words, no cell to more than a few lines."""
     natural = [max(map(len, column)) for column in columns]
     longest_word = max(len(word) for column in columns for cell in column for word in ["", *cell.split()])
     room = _width() - _GAP * (len(columns) - 1)
-    if sum(natural) <= room:
-        return True
-    folded = [min(width, longest_word) for width in natural]
-    return sum(folded) <= room
+    widths = range(longest_word, max(natural) + 1)
+    widest = max((width for width in widths if sum(min(width, n) for n in natural) <= room), default=0)
+    return max(natural) <= _MOST_LINES * widest
 
 
 def _width() -> int:

@@ -196,6 +196,13 @@ def test_a_table_that_does_not_fit_becomes_fields(capsys: Any, monkeypatch: pyte
     ]
 
 
+def test_a_cell_of_many_lines_is_a_field(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "24")
+    for words, first_line in ((9, "text              number"), (10, "text    word word word")):
+        print_table("", ["text", "#number"], [[" ".join(["word"] * words), "1"]])
+        assert capsys.readouterr().out.splitlines()[0] == first_line
+
+
 def on_a_terminal(*words: str, columns: int = 60, **env: str) -> str:
     """Return what a command shows on a terminal of so many columns."""
     ours, its = pty.openpty()
