@@ -25,7 +25,7 @@ def value(metavar: str, text: str, **more: Any) -> Any:
 
 
 def _device(more: str) -> Any:
-    text = f"Device: its index, or a part of its name or platform; 'clrope devices' lists them{more}"
+    text = f"Device: index, kind, or part of the name or platform; 'clrope devices' lists them{more}"
     return typer.Option("--device", metavar="DEVICE", help=text, autocompletion=lambda: ["auto", *KINDS, *ALIASES])
 
 
