@@ -255,5 +255,6 @@ def test_in_place_is_one_buffer(
     monkeypatch.setattr(cl, "Buffer", lambda *given, **more: made.append(more) or real(*given, **more))
     x = values(rng)
     want = emulate_rope(x, 5, CONFIG)
+    runtime_for(host).host_buffers.clear()  # it may have one for the same address
     np.testing.assert_array_equal(op(x, 5, out=x), want)
     assert len(made) == 1
