@@ -22,7 +22,7 @@ from .plan.plan import EmptyPlan, Plan
 from .plan.recent import RecentCall
 from .plan.template import CallTemplate, Transfer, describe
 from .positions import position_rows
-from .runtime import QueueState, Runtime, keep, pending, queue_for, runtime_for, runtimes, wait_on_host
+from .runtime import QueueState, Runtime, keep, queue_for, runtime_for, runtimes, wait_on_host
 from .select import database
 
 if TYPE_CHECKING:
@@ -101,25 +101,7 @@ class Rope:
         call = template.compiled(places.form)
         if wait_for and template.all_on_host:
             wait_on_host(wait_for)
-        for k, make in enumerate(template.makers):
-            if make is not None:
-                outputs[k], memories[2 * k + 1] = make(inputs[k], queue)
-        bound = call.take()
-        if template.all_on_host:
-            if not bound.bind_addresses(memories):
-                bound.bind(queue, _operands(inputs, outputs, layout))
-            bound.place(queue, source, places)
-            bound.run_on_host(queue, (inputs, outputs))
-        else:
-            bound.bind_arrays(memories)
-            bound.place(queue, source, places)
-            waits = list(wait_for or ())
-            for array in memories:
-                if array.events:
-                    waits += array.events
-            bound.launch_on_arrays(queue, pending(waits) if waits else None, outputs)
-        call.give_back(bound)
-        return tuple(outputs) if several else outputs[0]
+        return template.run(call, queue, inputs, outputs, memories, places, wait_for or (), layout)
 
     def _known(
         self, inputs: list[Any], several: bool, out: Any, forward: bool, layout: str
@@ -346,14 +328,6 @@ def _same_memory(a: Any, b: Any) -> bool:
     if type(a) is int or type(b) is int:
         return type(a) is type(b) and a == b
     return bool(a.base_data.int_ptr == b.base_data.int_ptr)
-
-
-def _operands(inputs: list[Any], outputs: list[Any], layout: str) -> list[tuple[Operand, Operand]]:
-    pairs = []
-    for a, b in zip(inputs, outputs, strict=True):
-        x = operand(a, layout)
-        pairs.append((x, x if b is a else operand(b, layout, "out", writable=True)))
-    return pairs
 
 
 def outputs_of(inputs: list[Operand], out: Any, single: bool, layout: str) -> list[Operand | None]:

@@ -361,13 +361,18 @@ class BoundCall:
             if failed is not None:
                 raise failed from error
             raise
+        self.leave_events(events, outputs)
+
+    def leave_events(self, events: list[Any], outputs: Sequence[Any]) -> None:
+        """Give each OpenCL array (None for a host array) the events of the launches that write it.
+
+        Every launch waited for the array's earlier events, so they need not be kept.
+        """
         self.events = events
-        if len(events) == 1:
-            for array in outputs:
-                array.events[:] = events
-            return
         for number, array in enumerate(outputs):
-            array.events[:] = [e for e, step in zip(events, self.call.steps, strict=True) if step.writes(number)]
+            if array is not None:
+                steps = zip(events, self.call.steps, strict=False)  # those of copied tensors have no event here
+                array.events[:] = events if len(events) == 1 else [e for e, step in steps if step.writes(number)]
 
     def finish(self, queue: QueueState, events: list[Any], memory: Any) -> None:
         """Wait for the launches, run those of copied tensors, and bring the results to the host."""

@@ -28,25 +28,15 @@ Operands = Sequence[tuple[Operand, Operand]]
 Quick = Callable[["Plan", Any], bool]
 
 
-def events_before(operands: Operands, own: Sequence[Any], waits: Sequence[Any], in_order: bool) -> list[Any]:
-    """Return the events that a launch on OpenCL arrays waits for; raises `DeviceError` if one has failed.
-
-    own: events of this queue's last launches on the arrays, which come before in any case.
-    """
-    out = list(waits)
-    for x, y in operands:
-        for o in (x,) if x is y else (x, y):
-            if o.kind == "opencl":
-                out += [e for e in o.array.events if not (in_order and any(e is mine for mine in own))]
-    return pending(out)
-
-
 class Plan:
     """A checked, built and bound call. Made by `Rope.plan`; `run()` does the work and returns the result.
 
     Results go to the same output at every run. OpenCL arrays: the launches are put on the queue and `run` returns at
     once; the output carries the events. Host arrays: `run` returns when the result is there.
     """
+
+    _variants: Sequence[Variant] = ()
+    _specs: Sequence[LaunchSpec] = ()
 
     def __init__(
         self,
@@ -57,12 +47,12 @@ class Plan:
         queue: pyopencl.CommandQueue,
     ) -> None:
         self._template = template
+        self._several = template.several
         self._operands = list(operands)
         self._runtime = template.runtime
         self._queue = self._runtime.queue_state(queue)
         self._lock = threading.Lock()
         self._positions = positions
-        self._own: list[Any] = []
         #: Events that were seen to have ended.
         self._passed: list[Any] = []
         self._quick: Quick | None = None
@@ -88,23 +78,23 @@ class Plan:
     @property
     def variants(self) -> list[Variant]:
         """The kernel variant of each launch."""
-        return self._bound.call.variants
+        return list(self._variants)
 
     @property
     def specs(self) -> list[LaunchSpec]:
         """Kernel file, options, sizes and arguments of each launch."""
-        return [launch.spec for launch in self._bound.launches]
+        return list(self._specs)
 
     @property
     def launches(self) -> int:
         """Number of rotation launches of one run."""
-        return len(self._bound.launches)
+        return len(self._specs)
 
     @property
     def out(self) -> Any:
         """The output, or a tuple of them."""
         results = tuple(out.original for _, out in self._operands)
-        return results if self._template.several else results[0]
+        return results if self._several else results[0]
 
     def run(self, x: Any = None, positions: Any = None, *, wait_for: Sequence[pyopencl.Event] | None = None) -> Any:
         """Do it (again): read the inputs as they are now, write the outputs, return them.
@@ -136,18 +126,16 @@ class Plan:
             return self._result
 
     def _run_on_device(self, waits: Sequence[Any]) -> None:
-        queue = self._queue
+        queue, bound = self._queue, self._bound
+        before = self._before(waits)
         if self._template.all_on_device:
-            before = self._before(waits)
-            self._bound.launch_on_arrays(queue, before, self._outputs)
+            bound.launch_on_arrays(queue, before, self._outputs)
             if not before:
                 self._passed = [event for array in self._arrays for event in array.events]
             return
-        before = events_before(self._operands, self._own, waits, queue.in_order)
-        events = self._bound.enqueue(queue, before, self._operands)
-        self._own = events
-        set_events(self._bound, self._operands, events)
-        self._bound.finish(queue, events, self._operands)
+        events = bound.enqueue(queue, before, self._operands)
+        bound.leave_events(events, self._outputs)
+        bound.finish(queue, events, self._operands)
 
     def _quick_on_host(self) -> Quick | None:
         """Return what runs on host arrays where launching and waiting is all there is to it."""
@@ -186,7 +174,7 @@ class Plan:
                 raise launch_error(plan._runtime, error) or error from error
             bound.events = [event]
             for array in outputs:
-                array.events[:] = (event,)
+                array.events[:] = (event,)  # type: ignore[union-attr]  # all are on the device
             return True
 
         return quick
@@ -220,9 +208,13 @@ class Plan:
         self._quick = None
         self._bound = BoundCall(self._template.compiled(self._positions.form))
         self._bound.bind(self._queue, self._operands)
+        self._variants = self._bound.call.variants
+        self._specs = [launch.spec for launch in self._bound.launches]
         self._result = self.out
-        self._outputs = [out.original for _, out in self._operands]
-        self._arrays = [o.array for x, out in self._operands for o in ((x,) if x is out else (x, out))]
+        #: The OpenCL arrays: outputs (None for a host array), and all that launches wait for.
+        self._outputs = [out.original if out.kind == "opencl" else None for _, out in self._operands]
+        both = [o.array for x, out in self._operands for o in ((x,) if x is out else (x, out))]
+        self._arrays = [array for array in both if array is not None]
 
     def _move(self, positions: Any) -> None:
         moved = None
@@ -261,21 +253,8 @@ class Plan:
         # Other addresses may be aligned otherwise, which other kernels may be right for.
         self._template = template.for_operands(operands)
         self._operands = operands
-        self._own = []
         self._bind()
         self._bound.place(self._queue, self._source, self._positions)
-
-
-def set_events(bound: BoundCall, operands: Operands, events: Sequence[Any]) -> None:
-    """Leave with each written OpenCL array the events of its launches.
-
-    Every launch waited for the array's earlier events, so they need not be kept.
-    """
-    for number, (_, out) in enumerate(operands):
-        if out.kind == "opencl":
-            out.array.events[:] = [
-                event for event, step in zip(events, bound.call.steps, strict=False) if step.writes(number)
-            ]
 
 
 class EmptyPlan(Plan):
@@ -284,27 +263,6 @@ class EmptyPlan(Plan):
     def __init__(self, operands: Operands, several: bool) -> None:
         self._operands = list(operands)
         self._several = several
-
-    @property
-    def variants(self) -> list[Variant]:
-        """No kernel."""
-        return []
-
-    @property
-    def specs(self) -> list[LaunchSpec]:
-        """No launch."""
-        return []
-
-    @property
-    def launches(self) -> int:
-        """Number of launches: none."""
-        return 0
-
-    @property
-    def out(self) -> Any:
-        """The output, or a tuple of them."""
-        results = tuple(out.original for _, out in self._operands)
-        return results if self._several else results[0]
 
     def run(self, x: Any = None, positions: Any = None, *, wait_for: Sequence[pyopencl.Event] | None = None) -> Any:
         """Return the empty output."""

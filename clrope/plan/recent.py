@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime import QueueState, pending
+from ..runtime import QueueState
 from ..select.database import generation
 from .angle_sources import COUNTING, LIMIT, ConfigAngles
 from .template import CallTemplate, buffer_alignment
@@ -35,7 +35,7 @@ class RecentCall:
         self._call = template.compiled(COUNTING)
         whole = self._call.whole
         self._matches = [_match(a, part.x_alignment, whole) for a, part in zip(inputs, template.parts, strict=True)]
-        self._makers = template.makers
+        self._new = [None] * len(inputs)
         self._several, self._on_host = template.several, template.all_on_host
 
     @staticmethod
@@ -64,28 +64,7 @@ class RecentCall:
             if memory is None or (not self._on_host and a.queue is not state.queue):
                 return None
             memories += (memory, None)
-        outputs = []
-        for k, make in enumerate(self._makers):
-            assert make is not None
-            made, memories[2 * k + 1] = make(inputs[k], state)
-            outputs.append(made)
-        call = self._call
-        bound = call.take()
-        if self._on_host:
-            if not bound.bind_addresses(memories):
-                return None
-            bound.place_first(state, self._template.source, position)
-            bound.run_on_host(state, (inputs, outputs))
-        else:
-            bound.bind_arrays(memories)
-            bound.place_first(state, self._template.source, position)
-            waits: list[Any] = []
-            for a in inputs:
-                if a.events:
-                    waits += a.events
-            bound.launch_on_arrays(state, pending(waits) if waits else None, outputs)
-        call.give_back(bound)
-        return tuple(outputs) if several else outputs[0]
+        return self._template.run(self._call, state, inputs, self._new, memories, position, (), layout)
 
 
 def _match(like: Any, alignment: int, whole: bool) -> Match:

@@ -10,14 +10,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..arrays import Operand
+from ..arrays import Operand, operand
 from ..errors import ShapeError
 from ..host_memory import SMALLEST_KEPT, empty
 from ..kernels.problem import BUFFER_ALIGNMENT, PairLayout
 from ..kernels.variant import Variant
 from ..layout import TensorView
-from ..runtime import QueueState, Runtime
-from .angle_sources import PositionForm
+from ..runtime import QueueState, Runtime, pending
+from .angle_sources import ConfigAngles, PositionForm, Positions
 from .compiled import AngleKind, CompiledCall, PartSignature
 from .transfer import COPY_CHUNK_BYTES
 
@@ -171,6 +171,47 @@ class CallTemplate:
             variant=self.variant, transfer=self.transfer, copy_chunk_bytes=self._copy_chunk_bytes,
         )  # fmt: skip
 
+    def run(
+        self,
+        call: CompiledCall,
+        state: QueueState,
+        inputs: list[Any],
+        given: Sequence[Any],
+        memories: list[Any],
+        positions: Positions | int,
+        waits: Sequence[Any] = (),
+        layout: str = "",
+    ) -> Any:
+        """Launch a compiled call of this template on arrays of its description, and return the result.
+
+        given: outputs, None for new ones. memories: what `describe` or `RecentCall` found, None for new outputs; inputs
+        and outputs in turn. positions: an int counts within ±2**31. layout: for host memory without a quick way.
+        """
+        source, outputs = self.source, list(given)
+        assert isinstance(source, ConfigAngles)
+        for k, make in enumerate(self.makers):
+            if make is not None:
+                outputs[k], memories[2 * k + 1] = make(inputs[k], state)
+        bound = call.take()
+        if not self.all_on_host:
+            bound.bind_arrays(memories)
+        elif not bound.bind_addresses(memories):
+            bound.bind(state, operands_of(inputs, outputs, layout))
+        if isinstance(positions, int):
+            bound.place_first(state, source, positions)
+        else:
+            bound.place(state, source, positions)
+        if self.all_on_host:
+            bound.run_on_host(state, (inputs, outputs))
+        else:
+            before = list(waits)
+            for array in memories:
+                if array.events:
+                    before += array.events
+            bound.launch_on_arrays(state, pending(before) if before else None, outputs)
+        call.give_back(bound)
+        return tuple(outputs) if self.several else outputs[0]
+
     def overlap(self, memories: Sequence[Any]) -> bool:
         """Whether a written side may share memory with another one.
 
@@ -188,6 +229,15 @@ class CallTemplate:
             for i, a in enumerate(spans)
             for b in spans[:i]
         )
+
+
+def operands_of(inputs: Sequence[Any], outputs: Sequence[Any], layout: str) -> list[tuple[Operand, Operand]]:
+    """Return (input, output) of each part as operands, one object in place."""
+    pairs = []
+    for a, b in zip(inputs, outputs, strict=True):
+        x = operand(a, layout)
+        pairs.append((x, x if b is a else operand(b, layout, "out", writable=True)))
+    return pairs
 
 
 def template_key(what: Any, operands: Sequence[tuple[Operand, Operand | None]], *others: Any) -> tuple[Any, ...]:
