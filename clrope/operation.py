@@ -44,7 +44,7 @@ class Rope:
             raise ConfigError(f"config: got {type(config).__name__}, a RopeConfig is needed")
         self.config = config
         self.variant = variant
-        # 'auto' leaves room for the environment's choice, as clrope.device() does.
+        # 'auto': the environment may choose, as for clrope.device().
         self._selector = None if isinstance(device, str) and device == "auto" else device
         self._by_name = self._selector is None or isinstance(self._selector, (str, DeviceInfo))
         self._own: QueueState | None = None

@@ -89,7 +89,7 @@ class QueueState:
 class Staging:
     """Device buffers and queues for copied tensors, used again by the next plan.
 
-    Whoever takes them gives them back after all work on them has ended.
+    The caller gives them back after all work on them has ended.
     """
 
     def __init__(self, context: pyopencl.Context, cl_device: pyopencl.Device) -> None:
@@ -128,7 +128,7 @@ class Staging:
                 raise out_of_memory(nbytes, self._device.name, error) from error
             if memory.managed_bytes != before:
                 self.made += 1
-                # The allocator writes into new memory: not while somebody copies into it.
+                # The allocator writes into new memory, which must end before a copy into it begins.
                 self._own.finish()
             return buffer
 
@@ -482,4 +482,4 @@ def launch_error(runtime: Runtime, error: BaseException) -> DeviceError | None:
 
 def out_of_memory(nbytes: int, device_name: str, error: Exception) -> DeviceError:
     """Return the error for memory that a device does not give."""
-    return DeviceError(f"device {device_name.strip()!r}: {nbytes} bytes of memory could not be had: {error}")
+    return DeviceError(f"device {device_name.strip()!r}: {nbytes} bytes of memory could not be allocated: {error}")

@@ -257,7 +257,7 @@ def test_no_memory_for_a_result(
     with monkeypatch.context() as patch:
         patch.setattr(state, "results", Full())
         for _ in range(2):
-            with pytest.raises(DeviceError, match=f"{x.nbytes} bytes of memory could not be had"):
+            with pytest.raises(DeviceError, match=f"{x.nbytes} bytes of memory could not be allocated"):
                 clrope.rope(array, 4, NEOX)
     assert same(clrope.rope(array, 4, NEOX).get(), emulate_rope(x, 4, NEOX)).all()
     assert isinstance(state, QueueState)
@@ -277,7 +277,7 @@ def test_no_memory_while_binding(
     with monkeypatch.context() as patch:
         patch.setattr(cl, "Buffer", refuse)
         patch.setattr(op._target().runtime.staging, "_largest", 0)  # a buffer of its own, not one that is kept
-        with pytest.raises(DeviceError, match=r"\d+ bytes of memory could not be had"):
+        with pytest.raises(DeviceError, match=r"\d+ bytes of memory could not be allocated"):
             op.plan(x, 3, transfer=transfer).run()
     assert len(op._target().runtime.busy) == busy
     assert same(op.plan(x, 3, transfer=transfer).run(), emulate_rope(x, 3, NEOX)).all()

@@ -108,6 +108,20 @@ class Launch:
         return partial(self._enqueue, queue, self.kernel, self.spec.global_size, self.spec.local_size)
 
 
+def tensor_arguments(name: str, strides: Sequence[int] | None) -> tuple[tuple[str, Any], ...]:
+    """Return the arguments of a tensor: memory and offset (bound for each call), and strides in elements.
+
+    strides: of batch, token, head and, if the kernel takes it, element. None: a launch without this tensor, which gets
+    a null pointer; on Intel's runtime each buffer makes a launch 0.2 to 0.3 us longer.
+    """
+    axes = ("batch", "token", "head", "element")
+    if strides is None:
+        names = (f"{name}_{axis}" for axis in ("offset", *axes[:3]))
+        return ((name, NO_BUFFER), *((other, np.int64(0)) for other in names))
+    numbers = ((f"{name}_{axis}", np.int64(stride)) for axis, stride in zip(axes, strides, strict=False))
+    return ((name, None), (f"{name}_offset", None), *numbers)
+
+
 def local_size_for(kind: str, dimensions: int) -> tuple[int, ...] | None:
     """Return the work-group's size: one work-item on a CPU, where each does a whole row, else the driver's choice.
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..layout import Shape4
 from .division import heads_per_item, tokens_per_item
 from .kernel import Kernel, Parameter, Parameters, Unsupported
-from .launch import NO_BUFFER, LaunchSpec, local_size_for
+from .launch import LaunchSpec, local_size_for, tensor_arguments
 from .problem import Pairing, Problem
 from .source import kernel_source, storage_option
 
@@ -47,8 +47,8 @@ PARAMETERS = (
     ),
     Parameter(
         "store", "plain",
-        "`nontemporal`: stores that bypass the caches, for outputs aligned to the vector; `staged`: heads gather in "
-        "private memory, and whole cache lines of them are stored so", ("plain", "nontemporal", "staged"),
+        "`nontemporal`: stores that bypass the caches, for outputs aligned to the vector; `staged`: heads are "
+        "gathered in private memory and stored by whole cache lines", ("plain", "nontemporal", "staged"),
     ),
     Parameter(
         "prepared", False, "compile the shape of a head in, and put cos and sin into the order of the vectors once per "
@@ -254,9 +254,9 @@ def _spec(problem: Problem, variant: Variant, kind: str, units: int, second: Pro
     if p["angles"] == "fused":
         table = tuple((n, None) for n in ("positions", "rows", "step", "step_low", "axis", "magnitude"))
     arguments = (
-        *_tensor("x", first.x_strides), *_tensor("y", first.y_strides), ("heads", i32(heads)),
-        *_tensor("x2", None if second is None else second.x_strides),
-        *_tensor("y2", None if second is None else second.y_strides), ("heads2", i32(heads2)),
+        *tensor_arguments("x", first.x_strides[:3]), *tensor_arguments("y", first.y_strides[:3]), ("heads", i32(heads)),
+        *tensor_arguments("x2", None if second is None else second.x_strides[:3]),
+        *tensor_arguments("y2", None if second is None else second.y_strides[:3]), ("heads2", i32(heads2)),
         *table,
         ("row_stride", i64(first.row_stride)), ("tokens", i32(tokens)), ("tokens_per_item", i32(at_once)),
         ("heads_per_item", i32(per_item)), ("pairs_given", i32(pairs.pairs)), ("window_given", i32(pairs.window)),
@@ -273,23 +273,12 @@ def _spec(problem: Problem, variant: Variant, kind: str, units: int, second: Pro
     )  # fmt: skip
 
 
-def _tensor(name: str, strides: Shape4 | None) -> tuple[tuple[str, Any], ...]:
-    """Return a tensor's arguments; without strides those of one that there is not.
-
-    Not the first tensor again then: each buffer makes a launch 0.2 to 0.3 us longer on Intel's runtime.
-    """
-    names = (f"{name}_batch", f"{name}_token", f"{name}_head")
-    if strides is None:
-        return ((name, NO_BUFFER), *((other, np.int64(0)) for other in (f"{name}_offset", *names)))
-    return ((name, None), (f"{name}_offset", None), *zip(names, map(np.int64, strides[:3]), strict=True))
-
-
 def _one_batch(problem: Problem, second: Problem | None) -> tuple[Problem, Problem | None]:
-    """Return the same with all batches as one, where a launch can take them for more tokens or more heads.
+    """Fold the batch axis into tokens or heads where the strides allow it.
 
-    Batches with rows of their own whose tokens continue one another are further tokens; batches of one token in the
-    same row whose heads continue one another are further heads. Work-items then get several at once: the tokens of a
-    decode step are a batch each.
+    Batches become tokens where each has rows of positions of its own and its tokens follow those of the batch before;
+    they become heads where each is one token at the same position and its heads follow. A work-item then rotates
+    several: in a decode step each token is a batch.
     """
     batches, tokens = problem.shape[:2]
     if batches == 1:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .kernel import Kernel, Parameter, Parameters, Unsupported
-from .launch import LaunchSpec, local_size_for
+from .launch import LaunchSpec, local_size_for, tensor_arguments
 from .problem import Pairing, Problem
 from .source import kernel_source, storage_option
 
@@ -52,12 +52,9 @@ def _spec(problem: Problem, variant: Variant, kind: str) -> LaunchSpec:
     i32, i64, real = np.int32, np.int64, np.float64 if problem.dtype == "f64" else np.float32
     options = [storage_option(problem.dtype)]
     options += ["-DFULL_TABLES"] if full else []
-    x_batch, x_token, x_head, x_element = map(i64, problem.x_strides)
-    y_batch, y_token, y_head, y_element = map(i64, problem.y_strides)
     arguments: tuple[tuple[str, Any], ...] = (
-        ("x", None), ("x_offset", None), ("x_batch", x_batch), ("x_token", x_token), ("x_head", x_head),
-        ("x_element", x_element), ("y", None), ("y_offset", None), ("y_batch", y_batch), ("y_token", y_token),
-        ("y_head", y_head), ("y_element", y_element), ("cosine", None), ("sine", None),
+        *tensor_arguments("x", problem.x_strides), *tensor_arguments("y", problem.y_strides),
+        ("cosine", None), ("sine", None),
         ("row_stride", i64(problem.row_stride)), ("tokens", i32(tokens)), ("pairs", i32(pairs.pairs)),
         ("window", i32(pairs.window)), ("direction", real(1 if problem.forward else -1)),
         ("x_step", i32(pairs.step)), ("x_distance", i32(pairs.distance)), ("y_step", i32(pairs.out_step)),

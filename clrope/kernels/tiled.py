@@ -11,7 +11,7 @@ import numpy as np
 
 from .division import heads_per_item
 from .kernel import Kernel, Parameter, Parameters, Unsupported
-from .launch import LaunchSpec, LocalBytes
+from .launch import LaunchSpec, LocalBytes, tensor_arguments
 from .problem import Pairing, Problem
 from .source import kernel_source, storage_option
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 #: Bytes of local memory that the two tiles share; a row of cos and sin comes on top. Half of what every device has at
 #: least (CL_DEVICE_LOCAL_MEM_SIZE is 32 KiB or more on a full profile).
 TILES_BYTES = 16 << 10
-#: Work-items of a group that shares tiles. On CPUs one would do, but PoCL's compiler gives up on groups of one that
-#: wait for a copy in a loop (`docs/drivers.md`).
+#: Work-items of a group that shares tiles. On CPUs one would be enough, but PoCL's compiler fails on groups of one
+#: that wait for a copy in a loop (`docs/drivers.md`).
 _GROUP = {"cpu": 4, "gpu": 64}
 
 PARAMETERS = (
@@ -94,11 +94,8 @@ def _spec(problem: Problem, variant: Variant, kind: str, units: int) -> LaunchSp
     i32, i64, real = np.int32, np.int64, np.float64 if f64 else np.float32
     options = [storage_option(problem.dtype), f"-DW={p['width']}", "-DTILED"]
     options += ["-DFULL_TABLES"] if full else []
-    x_batch, x_token, x_head = map(i64, problem.x_strides[:3])
-    y_batch, y_token, y_head = map(i64, problem.y_strides[:3])
     arguments: tuple[tuple[str, Any], ...] = (
-        ("x", None), ("x_offset", None), ("x_batch", x_batch), ("x_token", x_token), ("x_head", x_head),
-        ("y", None), ("y_offset", None), ("y_batch", y_batch), ("y_token", y_token), ("y_head", y_head),
+        *tensor_arguments("x", problem.x_strides[:3]), *tensor_arguments("y", problem.y_strides[:3]),
         ("heads", i32(heads)), ("cosine", None), ("sine", None), ("row_stride", i64(problem.row_stride)),
         ("heads_per_item", i32(per_item)), ("pairs", i32(pairs.pairs)), ("window", i32(pairs.window)),
         ("head_dim", i32(head_dim)), ("direction", real(1 if problem.forward else -1)),

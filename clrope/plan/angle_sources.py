@@ -28,7 +28,7 @@ Real = Literal["f32", "f64"]
 _I64_MAX = (1 << 63) - 1
 #: Positions within ± this need no lower bits of the steps.
 LIMIT = 1 << 31
-#: Rows up to which positions are looked at for counting up by one without a detour.
+#: Rows up to which a quick check finds positions that count up by one.
 _FEW = 4096
 
 
@@ -152,7 +152,7 @@ class ConfigAngles:
         return positions_of(positions, self.config, batch, seq)
 
     def form(self, form: PositionForm, real: Real) -> AngleForm:
-        """Return where a launch has its cos and sin from."""
+        """Return where a launch takes cos and sin from."""
         one_axis = form.axes == 1 or not angle_table(self.config).axis.any()
         exact = self.config.angles == "exact"
         wide = form.wide or real == "f64"
@@ -234,7 +234,7 @@ class TableColumns:
         return self.width
 
     def form(self, form: PositionForm, real: Real) -> AngleForm:
-        """Return where a launch has its cos and sin from."""
+        """Return where a launch takes cos and sin from."""
         return AngleForm(full_tables=self.full)
 
 

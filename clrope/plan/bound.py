@@ -61,9 +61,9 @@ class BoundCall:
         self._copies: Copies | None = None
         self._fresh = True
         self._busy = self.runtime.busy
-        #: Those of the last launches on OpenCL arrays.
+        #: Events of the last launches on OpenCL arrays.
         self.events: list[Any] = []
-        #: The queue on which `launch_and_wait` will do, None if it will not.
+        #: The queue for which `launch_and_wait` is enough, or None.
         self.quick: QueueState | None = None
         self._quick_run: tuple[Callable[[], Any], list[Callable[[], Any]]]
         #: Numbers of launches whose positions are one scalar: (set a number, its argument, rows before the chunk).
@@ -93,7 +93,7 @@ class BoundCall:
 
         With `CompiledCall.whole` and SVM, `pyopencl.SVM` objects will do as well.
 
-        Returns False where that is not enough: `bind` then does it.
+        Returns False if these arrays need `bind`.
         """
         if self._bind_quick is None:
             return False
@@ -194,7 +194,7 @@ class BoundCall:
         for slot in self._slots:
             access = (flags.READ_WRITE if slot.written else flags.READ_ONLY) | flags.USE_HOST_PTR
             item = self.call.parts[slot.side // 2].x.itemsize
-            # Room for the page that the memory begins in.
+            # Whole pages; and one more if the memory begins late in its first page.
             size = -(-(slot.last - slot.first) // PAGE) * PAGE
             types = [ctypes.c_ubyte * size, ctypes.c_ubyte * (size + PAGE)]
             launch = self.launches[slot.launch]
@@ -319,7 +319,7 @@ class BoundCall:
         self.launch_and_wait(memory)
 
     def launch_and_wait(self, memory: Any) -> None:
-        """Do what `run_on_host` does, where it has found that launching and waiting is all there is to it."""
+        """Launch and wait: the quick form of `run_on_host`, for calls that need nothing else."""
         finish, enqueues = self._quick_run
         busy, key = self._busy, id(self)
         busy[key] = memory

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ..device import DeviceInfo
 
 Operands = Sequence[tuple[Operand, Operand]]
-#: Runs a plan again, moved to an int if one is given; False if that takes more. It must not hold the plan: a circle
-#: would keep the caller's arrays until the garbage collector comes.
+#: Runs a plan again, at other positions if an int is given; returns False if the general way is needed. It must not
+#: hold the plan: a reference cycle would keep the caller's arrays until the garbage collector runs.
 Quick = Callable[["Plan", Any], bool]
 
 
@@ -97,7 +97,7 @@ class Plan:
         return results if self._several else results[0]
 
     def run(self, x: Any = None, positions: Any = None, *, wait_for: Sequence[pyopencl.Event] | None = None) -> Any:
-        """Do it (again): read the inputs as they are now, write the outputs, return them.
+        """Run: read the inputs as they are now, write the outputs and return them.
 
         x: other arrays of the same kind, shape, strides and dtype, as many as the plan was made for; an in-place plan
         then rotates these in place. positions: other positions, valid from this run on. wait_for: events that the

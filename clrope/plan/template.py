@@ -25,7 +25,7 @@ Transfer = Literal["auto", "map", "copy"]
 TRANSFERS = ("auto", "map", "copy")
 #: Alignment of an address, at most 64, by its last six bits.
 _ALIGNMENTS = tuple(gcd(BUFFER_ALIGNMENT, k) for k in range(BUFFER_ALIGNMENT))
-#: CL_MEM_USE_HOST_PTR, for a question of every call.
+#: CL_MEM_USE_HOST_PTR.
 _USE_HOST_PTR = 1 << 3
 #: Bytes that NumPy's and torch's own memory is aligned to at least.
 _SMALL_ALIGNMENT = 16

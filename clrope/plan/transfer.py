@@ -1,14 +1,14 @@
 """Host arrays on a device with memory of its own: chunks that are copied in, rotated and copied out at the same time.
 
 Three queues work on three slots of device buffers. While chunk c is rotated, chunk c + 1 is on its way in and chunk
-c - 1 on its way out; events see to it that a buffer is used again only when its last user is done:
+c - 1 on its way out; events make sure that a buffer is used again only after its last user has ended:
 
     upload(c)    after rotation(c - slots), in place after download(c - slots)
     rotation(c)  after upload(c) and download(c - slots)
     download(c)  after rotation(c)
 
-A chunk that is dense in host memory is copied from and to where it lies. Others go through a dense array of their
-slot, by NumPy, so that only the view's own elements are touched.
+A chunk that is contiguous in host memory is copied directly. Other chunks go through a contiguous array of their slot,
+gathered and scattered by NumPy, so that only the view's own elements are touched.
 """
 
 from __future__ import annotations

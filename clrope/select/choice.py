@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 def select(device: DeviceInfo, problem: Problem, nbytes: int, preferred: Variant | None = None) -> Variant:
     """Return the variant that rotates a problem on a device: exactly what is to be launched.
 
-    nbytes: of all tensors of the call, which decides its size class. preferred: the caller's variant, which is made to
-    fit and not asked whether it failed.
-    Otherwise in this order: the winner of tuning, the device's default, the safe one for its kind, the strided one;
-    each as it fits the problem (`Variant.fit`), the first that did not fail when it was tried.
+    nbytes: of all tensors of the call, which decides its size class. preferred: the caller's variant, which is adapted
+    to the problem and used even if it failed before.
+    Otherwise the first of these that did not fail when it was tried, each adapted to the problem by `Variant.fit`: the
+    winner of tuning, the device's default, the safe variant for its kind, the strided one.
     Raises `DeviceError` if all of them did.
     """
     if preferred is not None:
@@ -52,9 +52,9 @@ def _select(device: DeviceInfo, problem: Problem, size: SizeClass, _generation: 
 
 
 def _as_measured(variant: Variant, problem: Problem, size: SizeClass) -> Variant:
-    """Return the variant, computing angles only where that was measured: in whole heads, with one position a token.
+    """Return the variant; angles are computed in the kernel only where measured: whole heads, one position a token.
 
-    Elsewhere it was up to 6 % slower. Small calls do it anyway: without a table they need no second launch.
+    Elsewhere computing was up to 6 % slower. Small calls compute anyway: a table would need a second launch.
     """
     if size != "small" and variant.angles == "fused" and (problem.angles.sections or problem.pairs.rest):
         return variant.changed(angles="cached")

@@ -1,4 +1,4 @@
-"""The parent's side of tuning: a child process for each pairing and storage type, and what their ends mean.
+"""The parent's side of tuning: a child process for each pairing and storage type, and how their exits are read.
 
 A child works through many variants. When it crashes or hangs, the one that it had just begun is to blame, and a new
 child goes on with the rest. Nothing that a driver does harms this process.
@@ -34,7 +34,7 @@ NBYTES: Mapping[SizeClass, int] = {"small": 64 << 10, "medium": 4 << 20, "large"
 _LONGEST_RUN = 0.1
 #: Seconds that filling all sets of buffers for it shall take at most.
 _LONGEST_FILL = 1.0
-#: Less than this is not begun.
+#: Seconds below which a group is not started.
 _LEAST_SECONDS = 1.0
 
 Progress = Callable[[str, int, int], None]

@@ -224,7 +224,7 @@ def test_fused_angles_of_sections(device: clrope.DeviceInfo, rng: np.random.Gene
 def test_fused_angles_that_fetch_ahead(
     device: clrope.DeviceInfo, rng: np.random.Generator, n_dims: int, kind: Any, store: Any
 ) -> None:
-    """Whole heads, parts of them, and heads that do not lie behind each other; to the last token of the memory."""
+    """Whole heads, parts of them, and heads that are not contiguous; up to the last token of the memory."""
     if device.kind != "cpu":
         pytest.skip("prefetching is for CPUs")
     variant = Variant(width=16, access="clang", prepared=True, prefetch=4096, prefetch_kind=kind, angles="fused",

@@ -338,7 +338,7 @@ def test_a_cache_so_small_that_nothing_is_medium(cpu: clrope.DeviceInfo, monkeyp
 
 
 def test_what_a_call_rotates_altogether_decides_its_size(cpu: clrope.DeviceInfo, cache: Path) -> None:
-    """q and k meet the caches together, and what takes one spelling is one launch."""
+    """q and k share the caches, and tensors with the same variant share a launch."""
     limit = medium_bytes(cpu)
     tokens = limit * 3 // 4 // (6 * 128 * 4)
     medium, small = (replace(KEY, size=size) for size in ("medium", "small"))
