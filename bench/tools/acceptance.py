@@ -17,6 +17,8 @@ from clrope.benchmark.report import Table, number
 from clrope.benchmark.results import CALL_COMPARISONS, WorkloadRecord, records
 from clrope.benchmark.samples import middle
 
+from .shares import bound_against, bound_of_launches, copy_time, error_of_ceiling, of_arrays, windows_of_ceiling
+
 #: Sizes from here on have to cost in proportion to their bytes.
 LINEAR_FROM = 4 << 20
 MIB = 1 << 20
@@ -186,13 +188,13 @@ def _found(
 
 def _ceilings(chosen: Iterable[WorkloadRecord], device: str, name: str | None = None) -> list[_Found]:
     def bound(record: WorkloadRecord) -> float | None:
-        return record.windows_of_ceiling(device) if name is None else None
+        return windows_of_ceiling(record, device) if name is None else None
 
     return _found(
         chosen,
         lambda record, statistic: record.of_ceiling(device, statistic, name),
         bound,
-        lambda record: record.error_of_ceiling(device, name),
+        lambda record: error_of_ceiling(record, device, name),
     )
 
 
@@ -216,7 +218,7 @@ def _against(chosen: Iterable[WorkloadRecord], peer: str, device: str) -> list[_
     return _found(
         chosen,
         lambda record, statistic: record.against(peer, device, statistic),
-        lambda record: record.bound_against(peer, device),
+        lambda record: bound_against(record, peer, device),
     )
 
 
@@ -224,16 +226,16 @@ def _launches(decode: Iterable[WorkloadRecord], device: str) -> list[_Found]:
     return _found(
         decode,
         lambda record, statistic: record.launches(device, statistic),
-        lambda record: record.bound_of_launches(device),
+        lambda record: bound_of_launches(record, device),
     )
 
 
 def _hosts(chosen: Iterable[WorkloadRecord], device: str, name: str) -> list[_Found]:
-    return _found(chosen, lambda record, statistic: record.of_arrays(device, name, statistic))
+    return _found(chosen, lambda record, statistic: of_arrays(record, device, name, statistic))
 
 
 def _copies(chosen: Iterable[WorkloadRecord], device: str) -> list[_Found]:
-    return _found(chosen, lambda record, statistic: record.of_copies(device, statistic))
+    return _found(chosen, lambda record, statistic: record.of_ceiling(device, statistic, "copy"))
 
 
 def _calls(known: Sequence[WorkloadRecord], device: str, name: str, limit: float, on_pocl: float, unit: str) -> Row:
@@ -281,7 +283,7 @@ def _linear(sizes: Sequence[WorkloadRecord], device: str) -> Row:
     # Sizes are measured one after the other, and on a shared machine not at one speed of the memory: the unit is what
     # copying a byte takes in the same rounds. As bound the times of copying, in which that speed is.
     median, minimum = off(lambda r: in_copies(r, "median")), off(lambda r: in_copies(r, "min"))
-    copying = off(lambda r: r.copying(device))
+    copying = off(lambda r: copy_time(r, device))
     found = [_Found(median[0], minimum[0], median[1], copying[0] if copying else None)] if median and minimum else []
     return _row(
         "cost against bytes above 4 MiB, in copies of a byte, off a straight line", device, 0.15, found, most=True

@@ -10,14 +10,29 @@ from pathlib import Path
 from typing import Any
 
 from clrope.benchmark.peers import NAMES
-from clrope.benchmark.results import DEVICE_SCHEMA, WorkloadRecord, of_device, read_all, records
+from clrope.benchmark.results import DEVICE_SCHEMA, WorkloadRecord, read_all, records
 from clrope.benchmark.samples import middle
+
+from .shares import error_of_ceiling
 
 
 def file_of(folder: Path, label: str, result: dict[str, Any]) -> Path:
     """Return the summary's file: named after the driver and the CPU or GPU."""
     words = f"{label} {result['devices'][label]['name']}".lower().replace("(r)", "").replace("(tm)", "")
     return folder / (re.sub(r"[^a-z0-9]+", "-", words).strip("-") + ".json")
+
+
+def of_device(result: dict[str, Any], label: str) -> dict[str, Any]:
+    """Return the part of a result that concerns one device, with peers and the host's own figures."""
+
+    def kept(entry: dict[str, Any]) -> bool:
+        return bool(entry.get("device", label) == label)
+
+    return result | {
+        "devices": {label: result["devices"][label]},
+        "workloads": [w | {"entries": [e for e in w["entries"] if kept(e)]} for w in result["workloads"]],
+        "processes": [p for p in result["processes"] if kept(p)],
+    }
 
 
 def keep(folder: Path, result: dict[str, Any]) -> list[Path]:
@@ -89,7 +104,7 @@ def _figures(record: WorkloadRecord, label: str) -> dict[str, Any]:
         "us": {e["name"]: _short(record.time(e) / 1e3) for e in own},
         "gb_per_s": _short(record.rate(label)),
         "of_ceiling": _short(record.of_ceiling(label)),
-        "error": _short(record.error_of_ceiling(label)),
+        "error": _short(error_of_ceiling(record, label)),
         "ceiling": None if top is None else top.get("variant") or top["name"],
         "raw_launches": _short(record.launches(label)),
         "times_faster_than": against or None,

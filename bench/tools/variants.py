@@ -14,13 +14,14 @@ import numpy as np
 from clrope.benchmark.buffers import DeviceSets, make_inputs
 from clrope.benchmark.entry import BenchmarkEntry, WrongResultError, calibrate, rounds
 from clrope.benchmark.measure import open_bench
-from clrope.benchmark.samples import error_of_median
 from clrope.benchmark.subject import on_device
 from clrope.benchmark.validation import ResultCheck
 from clrope.benchmark.workloads import Workload
 from clrope.errors import ConfigError
 from clrope.kernels.problem import Pairing
 from clrope.kernels.variant import Variant, candidates
+
+from .shares import error_of_median
 
 if TYPE_CHECKING:
     from clrope.device import DeviceInfo

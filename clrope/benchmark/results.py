@@ -1,21 +1,21 @@
-"""Result files: reading, checking, writing, and the figures that everything else is made from."""
+"""Result files: reading, checking, writing, and the figures for tables."""
 
 from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ..errors import ConfigError, RopeError
-from .samples import by_round, error_of_median, paired
+from .samples import by_round, paired
 
-#: Raise the number when a reader of the old form would misread the new one; `results.schema.json` describes it.
+#: Described by `results.schema.json`. A change that breaks readers gets a new number.
 SCHEMA = "clrope.bench/1"
-#: A summary of all results of one device; the results themselves are in the compressed file that it names.
+#: A summary of all results of one device. It names the compressed file of the results.
 DEVICE_SCHEMA = "clrope.bench.device/1"
 
 
@@ -34,7 +34,7 @@ def write(result: dict[str, Any], where: str | Path) -> None:
 
 
 def text_of(result: dict[str, Any]) -> str:
-    """Return a result as JSON that people can read too: each entry of a workload on a line of its own."""
+    """Return a result as JSON with one entry of a workload a line."""
     marks: list[str] = []
 
     def mark(value: Any) -> str:
@@ -52,69 +52,48 @@ def text_of(result: dict[str, Any]) -> str:
     return body + "\n"
 
 
-def read(where: str | Path) -> dict[str, Any]:
-    """Return a result file's content; raise `ConfigError` if it is none, or one of another version."""
-    return _checked(_loaded(where), where)
+def read_all(where: str | Path) -> list[dict[str, Any]]:
+    """Return the results of a file of `clrope bench`, or of a device's summary with its compressed results.
+
+    Raises `ConfigError` if it holds neither, or results of another version.
+    """
+    path = Path(where)
+    data = _loaded(path)
+    if not isinstance(data, dict) or data.get("schema") != DEVICE_SCHEMA:
+        return [_checked(data, path)]
+    samples = path.parent / str(data["samples"])
+    return [_checked(result, samples) for result in _loaded(samples, lzma.decompress)]
 
 
-def _loaded(where: str | Path) -> Any:
+def _loaded(path: Path, unpack: Callable[[bytes], bytes] = bytes) -> Any:
     try:
-        return json.loads(Path(where).read_text(encoding="utf-8"))
+        return json.loads(unpack(path.read_bytes()))
     except OSError as error:
-        raise ConfigError(f"{where}: cannot be read ({error.strerror or error})") from error
-    except ValueError as error:
-        raise ConfigError(f"{where}: is no JSON: {error}") from error
+        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (lzma.LZMAError, ValueError) as error:
+        raise ConfigError(f"{path}: holds no {'JSON' if unpack is bytes else 'compressed results'}: {error}") from error
 
 
-def _checked(data: Any, where: str | Path) -> dict[str, Any]:
+def _checked(data: Any, path: Path) -> dict[str, Any]:
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
-        raise ConfigError(f"{where}: got schema {found!r}, allowed is {SCHEMA!r}")
+        raise ConfigError(f"{path}: got schema {found!r}, allowed is {SCHEMA!r}")
     missing = [key for key in schema()["required"] if key not in data]
     if missing:
-        raise ConfigError(f"{where}: lacks {', '.join(missing)}")
+        raise ConfigError(f"{path}: lacks {', '.join(missing)}")
     for workload in data["workloads"]:
         for entry in workload["entries"]:
-            # As older results call it.
+            # The name of the field in older results.
             if "spelling" in entry:
                 entry["variant"] = entry.pop("spelling")
     return data
 
 
-def read_all(where: str | Path) -> list[dict[str, Any]]:
-    """Return the results of a file that `clrope bench` wrote, or of a device whose results are kept."""
-    data = _loaded(where)
-    if not isinstance(data, dict) or data.get("schema") != DEVICE_SCHEMA:
-        return [_checked(data, where)]
-    samples = Path(where).parent / str(data["samples"])
-    try:
-        kept = json.loads(lzma.decompress(samples.read_bytes()))
-    except OSError as error:
-        raise ConfigError(f"{samples}: cannot be read ({error.strerror or error})") from error
-    except (lzma.LZMAError, ValueError) as error:
-        raise ConfigError(f"{samples}: are no compressed results: {error}") from error
-    return [_checked(result, samples) for result in kept]
-
-
-def of_device(result: dict[str, Any], label: str) -> dict[str, Any]:
-    """Return the part of a result that concerns one device, peers and the host's own figures included."""
-
-    def kept(entry: dict[str, Any]) -> bool:
-        return bool(entry.get("device", label) == label)
-
-    records = [w | {"entries": [e for e in w["entries"] if kept(e)]} for w in result["workloads"]]
-    return result | {
-        "devices": {label: result["devices"][label]},
-        "workloads": records,
-        "processes": [p for p in result["processes"] if kept(p)],
-    }
-
-
 @dataclass(frozen=True)
 class CallComparison:
-    """Two entries whose times are compared: as a ratio, or by how many microseconds a call one takes longer.
+    """Two entries whose times are compared: as a ratio, or (per_call) as a difference in microseconds a call.
 
-    least: the launches without which `over` cannot do.
+    least: the bare launches that `over` needs at least.
     """
 
     name: str
@@ -138,8 +117,8 @@ CALL_COMPARISONS = (
 class WorkloadRecord:
     """One workload of one result file, with the questions that reports ask.
 
-    Times are nanoseconds of a call by the statistic asked for ('median', 'min', ...): event times on GPUs, whose calls
-    take less than a launch, wall times elsewhere and where it is the time of a call that counts.
+    Times are nanoseconds of a call by a statistic ('median', 'min', ...): event times on GPUs, whose calls take less
+    time than a launch; wall times elsewhere, and where the time of a call counts.
     """
 
     def __init__(self, result: dict[str, Any], workload: dict[str, Any]) -> None:
@@ -149,9 +128,14 @@ class WorkloadRecord:
         self.family, self.dtype, self.mode, self.place, self.direction = self.name.split("/")
 
     @property
+    def calls(self) -> bool:
+        """Whether the workload measures the cost of calls."""
+        return bool(self.workload.get("calls"))
+
+    @property
     def devices(self) -> list[str]:
-        """Labels of the devices that were measured here."""
-        return [label for label in self.result["devices"] if self.entries("clrope", "arrays", label)]
+        """Labels of the devices with a timed rotation."""
+        return [label for label in self.result["devices"] if self.arrays(label)]
 
     def entries(self, kind: str, name: str | None = None, device: str | None = None) -> list[dict[str, Any]]:
         """Return the timed entries of a kind (and name, and device)."""
@@ -161,113 +145,83 @@ class WorkloadRecord:
             and (device is None or e.get("device") == device)
         ]  # fmt: skip
 
-    def _basis(self, device: str | None) -> str:
-        if device is None or self.workload["latency"]:
-            return "wall"
-        return "event" if self.result["devices"][device]["kind"] == "gpu" else "wall"
+    def first(self, kind: str, name: str, device: str | None = None) -> dict[str, Any] | None:
+        """Return the first of these entries, None if there is none."""
+        return next(iter(self.entries(kind, name, device)), None)
+
+    def arrays(self, device: str) -> dict[str, Any] | None:
+        """Return the entry of this package's rotation of OpenCL arrays."""
+        return self.first("clrope", "arrays", device)
+
+    def _times(self, entry: dict[str, Any]) -> dict[str, Any]:
+        device = entry.get("device")
+        on_gpu = device is not None and self.result["devices"][device]["kind"] == "gpu"
+        times: dict[str, Any] = (entry.get("event") if on_gpu and not self.workload["latency"] else None) or entry[
+            "wall"
+        ]
+        return times
 
     def time(self, entry: dict[str, Any], statistic: str = "median") -> float:
         """Return nanoseconds of a call."""
-        basis = self._basis(entry.get("device"))
-        times = entry.get(basis) or entry["wall"]
-        return float(times[statistic])
+        return float(self._times(entry)[statistic])
 
-    def own(self, device: str, name: str = "arrays", statistic: str = "median") -> float | None:
+    def own(self, device: str, name: str = "arrays") -> float | None:
         """Return the time of this package's call on a device."""
-        found = self.entries("clrope", name, device)
-        return self.time(found[0], statistic) if found else None
+        found = self.first("clrope", name, device)
+        return self.time(found) if found else None
 
     def by_round(self, entry: dict[str, Any]) -> dict[int, float]:
         """Return the median time of each turn by its round; none in results of an older version."""
-        turns = (entry.get(self._basis(entry.get("device"))) or entry["wall"]).get("turns", ())
-        return by_round(turns, self.workload.get("rounds", self.result["options"]["rounds"]))
+        rounds = self.workload.get("rounds", self.result["options"]["rounds"])
+        return by_round(self._times(entry).get("turns", ()), rounds)
 
-    def ratio(self, over: dict[str, Any], under: dict[str, Any], statistic: str = "median") -> float:
-        """Return how many times as long one takes as the other.
+    def ratio(
+        self, over: dict[str, Any] | None, under: dict[str, Any] | None, statistic: str = "median"
+    ) -> float | None:
+        """Return how many times the time of `under` is the time of `over`; None if one of them is None.
 
         By medians it is the median of the ratios within each round, where turns were kept.
         """
+        if over is None or under is None:
+            return None
         pairs = paired(self.by_round(over), self.by_round(under)) if statistic == "median" else []
         return float(median(pairs)) if pairs else self.time(over, statistic) / self.time(under, statistic)
+
+    def speed(
+        self, entry: dict[str, Any] | None, against: dict[str, Any] | None, statistic: str = "median"
+    ) -> float | None:
+        """Return how many times the bytes a second of `against` are the bytes a second of `entry`; None likewise."""
+        ratio = self.ratio(against, entry, statistic)
+        return None if not (ratio and entry and against) else float(entry["bytes"]) / float(against["bytes"]) * ratio
 
     def ceiling(self, device: str, statistic: str = "median", name: str | None = None) -> dict[str, Any] | None:
         """Return the device's ceiling: the entry that moves most bytes a second, of all or of one name.
 
-        'windows' counts only where it is asked for: a part of each row is harder to move than as many bytes in a row.
+        'windows' counts only by its name: moving a part of each row is slower than moving as many contiguous bytes.
         """
         found = [e for e in self.entries("ceiling", name, device) if name is not None or e["name"] != "windows"]
-        own = self.entries("clrope", "arrays", device)
-        # Against the same call all of them are measured in the same rounds.
+        own = self.arrays(device)
+        # Against the same entry all of them are compared within the same rounds.
         return max(
-            found,
-            key=lambda e: e["bytes"] * (self.ratio(own[0], e, statistic) if own else 1 / self.time(e, statistic)),
-            default=None,
+            found, key=lambda e: self.speed(e, own, statistic) or e["bytes"] / self.time(e, statistic), default=None
         )
 
-    def rate(self, device: str, statistic: str = "median") -> float | None:
+    def rate(self, device: str) -> float | None:
         """Return this package's GB/s on a device."""
-        taken = self.own(device, statistic=statistic)
+        taken = self.own(device)
         return self.workload["bytes_moved"] / taken if taken else None
 
-    def error_of_ceiling(self, device: str, name: str | None = None) -> float | None:
-        """Return the standard error of `of_ceiling`, by medians; None if that cannot be told."""
-        top, own = self.ceiling(device, name=name), self.entries("clrope", "arrays", device)
-        if top is None or not own:
-            return None
-        error = error_of_median(paired(self.by_round(top), self.by_round(own[0])))
-        return None if error is None else error * float(self.workload["bytes_moved"]) / float(top["bytes"])
-
     def of_ceiling(self, device: str, statistic: str = "median", name: str | None = None) -> float | None:
-        """Return the part of the ceiling that is reached: bytes a second against bytes a second."""
-        return self._share(self.entries("clrope", "arrays", device), self.ceiling(device, statistic, name), statistic)
-
-    def copying(self, device: str) -> float | None:
-        """Return the time that the ceiling takes."""
-        top = self.ceiling(device)
-        return None if top is None else self.time(top)
-
-    def of_copies(self, device: str, statistic: str = "median") -> float | None:
-        """Return the same of the copy kernel, however else the device may copy faster."""
-        return self._share(self.entries("clrope", "arrays", device), self.ceiling(device, statistic, "copy"), statistic)
-
-    def _share(self, own: list[dict[str, Any]], top: dict[str, Any] | None, statistic: str) -> float | None:
-        if top is None or not own:
-            return None
-        return float(self.workload["bytes_moved"]) / float(top["bytes"]) * self.ratio(top, own[0], statistic)
-
-    def bound_against(self, peer: str, device: str, statistic: str = "median") -> float | None:
-        """Return how many times faster than a peer a mere copy of as many bytes is."""
-        found, top = self.entries("peer", peer), self.ceiling(device, statistic)
-        if not found or top is None:
-            return None
-        return self.ratio(found[0], top, statistic) * float(top["bytes"]) / float(self.workload["bytes_moved"])
+        """Return this package's bytes a second as a share of the ceiling's."""
+        return self.speed(self.arrays(device), self.ceiling(device, statistic, name), statistic)
 
     def launches(self, device: str, statistic: str = "median") -> float | None:
-        """Return how many raw launches of an empty kernel this package's call takes."""
-        raw, own = self.entries("launch", "raw launch", device), self.entries("clrope", "arrays", device)
-        return self.ratio(own[0], raw[0], statistic) if raw and own else None
-
-    def bound_of_launches(self, device: str, statistic: str = "median") -> float | None:
-        """Return how many raw launches the quickest copy of as many bytes takes."""
-        raw, top = self.entries("launch", "raw launch", device), self.ceiling(device, statistic)
-        return self.ratio(top, raw[0], statistic) if raw and top else None
-
-    def windows_of_ceiling(self, device: str, statistic: str = "median") -> float | None:
-        """Return what scaling the rotated part of each row reaches of what scaling as many bytes in a row does."""
-        part, top = self.ceiling(device, statistic, "windows"), self.ceiling(device, statistic)
-        if part is None or top is None:
-            return None
-        return float(part["bytes"]) / float(top["bytes"]) * self.ratio(top, part, statistic)
+        """Return this package's call in raw launches of an empty kernel."""
+        return self.ratio(self.arrays(device), self.first("launch", "raw launch", device), statistic)
 
     def against(self, peer: str, device: str, statistic: str = "median") -> float | None:
-        """Return how many times faster than a peer."""
-        found, own = self.entries("peer", peer), self.entries("clrope", "arrays", device)
-        return self.ratio(found[0], own[0], statistic) if found and own else None
-
-    @property
-    def calls(self) -> bool:
-        """Whether it says what calls cost."""
-        return bool(self.workload.get("calls"))
+        """Return how many times faster than a peer this package is."""
+        return self.ratio(self.first("peer", peer), self.arrays(device), statistic)
 
     def quickest(self, name: str, device: str) -> dict[str, Any] | None:
         """Return the entry of that name, on the device or of a peer, that takes least time."""
@@ -277,26 +231,19 @@ class WorkloadRecord:
         ]  # fmt: skip
         return min(found, key=self.time, default=None)
 
-    def least_of(self, comparison: CallComparison, device: str) -> float | None:
-        """Return the same of the bare launches, where there is such a bound."""
-        return self.compared(replace(comparison, over=comparison.least), device) if comparison.least else None
-
     def compared(self, comparison: CallComparison, device: str, statistic: str = "median") -> float | None:
-        """Return how many times as long one entry takes as the other, or by how many microseconds a call longer."""
+        """Return the ratio of two entries' times, or their difference in microseconds a call."""
         over, under = self.quickest(comparison.over, device), self.quickest(comparison.under, device)
-        if over is None or under is None:
-            return None
-        if not comparison.per_call:
+        if over is None or under is None or not comparison.per_call:
             return self.ratio(over, under, statistic)
         one, other = self.by_round(over), self.by_round(under)
         longer = [one[k] - other[k] for k in one if k in other] if statistic == "median" else []
         taken = median(longer) if longer else self.time(over, statistic) - self.time(under, statistic)
         return float(taken) / 1e3 / int(self.workload["layers"])
 
-    def of_arrays(self, device: str, name: str, statistic: str = "median") -> float | None:
-        """Return how many times as long as on OpenCL arrays the call on NumPy arrays of that name takes."""
-        host, own = self.entries("clrope", name, device), self.entries("clrope", "arrays", device)
-        return self.ratio(host[0], own[0], statistic) if host and own else None
+    def least_of(self, comparison: CallComparison, device: str) -> float | None:
+        """Return the same comparison of the bare launches, None where it names none."""
+        return self.compared(replace(comparison, over=comparison.least), device) if comparison.least else None
 
 
 def records(results: Iterable[dict[str, Any]]) -> Iterator[WorkloadRecord]:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from made_up_results import CEILING, OWN, PEERS, entry, made_up, times
-from tools import acceptance
+from tools import acceptance, store
 
 from clrope.benchmark import results
 from clrope.benchmark.workloads import WORKLOADS, select
@@ -163,7 +163,7 @@ def test_tiny_runs_are_not_checked():
 
 def test_files_of_single_devices_are_checked_together():
     whole = made_up()
-    parts = [results.of_device(whole, label) for label in whole["devices"]]
+    parts = [store.of_device(whole, label) for label in whole["devices"]]
     assert sorted(map(str, acceptance.check(parts))) == sorted(map(str, acceptance.check([whole])))
 
 

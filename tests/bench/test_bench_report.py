@@ -5,6 +5,7 @@ import statistics
 
 import pytest
 from made_up_results import CEILING, OWN, PEERS, made_up, record
+from tools.shares import error_of_ceiling
 from typer.testing import CliRunner
 
 from clrope import ConfigError
@@ -37,7 +38,7 @@ def test_ratios_are_taken_within_a_round():
     for device in one.devices:
         assert one.of_ceiling(device) == pytest.approx(OWN[device] / CEILING, rel=1e-3)
         assert one.against("ggml", device) == pytest.approx(OWN[device] / PEERS["ggml"], rel=1e-3)
-        assert one.error_of_ceiling(device) < 0.2
+        assert error_of_ceiling(one, device) < 0.2
 
 
 def test_record():
@@ -118,7 +119,7 @@ def test_command_bench(device, tmp_path):
                   "decode-1/f32/neox/out/forward", "--peer", "numpy", "--json", str(path))  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "decode-1/f32/neox/out/forward" in done.stdout
-    read = results.read(path)
+    (read,) = results.read_all(path)
     assert [w["name"] for w in read["workloads"]] == ["decode-1/f32/neox/out/forward"]
     assert read["options"]["tiny"]
     refused = invoke("bench", "--workload", "nonsense")

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from tools import store
 
 from clrope import ConfigError
 from clrope.benchmark import results
@@ -76,7 +77,7 @@ def test_result_is_what_the_schema_says(everything):
 def test_result_file_reads_back(everything, tmp_path):
     path = tmp_path / "result.json"
     results.write(everything, path)
-    assert results.read(path) == json.loads(json.dumps(everything))
+    assert results.read_all(path) == [json.loads(json.dumps(everything))]
     # Entries are short lines, the rest is indented.
     assert max(map(len, path.read_text().splitlines())) < 2000
 
@@ -103,7 +104,7 @@ def test_peers_and_devices_in_one_run(devices, seed):
         assert {e["name"] for e in found} == {name for name, version in result["peers"].items() if version}
         assert all(e["status"] == "ok" for e in found)
     check_schema(result)
-    alone = results.of_device(result, labels(devices)[0])
+    alone = store.of_device(result, labels(devices)[0])
     check_schema(alone)
     assert list(alone["devices"]) == labels(devices)[:1]
     kept = [e for e in alone["workloads"][0]["entries"] if e["kind"] == "peer"]
@@ -159,7 +160,7 @@ def test_labels_of_devices_are_different():
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("{", "is no JSON"),
+        ("{", "holds no JSON"),
         ("[]", "got schema 'list'"),
         ('{"schema": "clrope.bench/0"}', "got schema 'clrope.bench/0', allowed is 'clrope.bench/1'"),
         ('{"schema": "clrope.bench/1"}', "lacks started"),
@@ -169,12 +170,12 @@ def test_files_that_are_no_results(text, match, tmp_path):
     path = tmp_path / "r.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=match):
-        results.read(path)
+        results.read_all(path)
 
 
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
-        results.read(tmp_path / "none.json")
+        results.read_all(tmp_path / "none.json")
 
 
 def test_repeats_are_records_of_their_own(device, seed):

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tools.shares import error_of_median
 
 from clrope.benchmark.entry import BenchmarkEntry, SetCursor, calibrate, event_ns, rounds, settle
 from clrope.benchmark.measure import hopeless
-from clrope.benchmark.samples import by_round, error_of_median, in_round, middle, paired, stats
+from clrope.benchmark.samples import by_round, in_round, middle, paired, stats
 
 
 def test_known_numbers():
