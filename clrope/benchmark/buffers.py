@@ -1,11 +1,13 @@
-"""Sets of input and output memory, so many that by the time one comes again it is no longer in any cache.
+"""Sets of input and output memory: so many that a set has left every cache when its turn comes again.
 
-All tensors of a set are in one block, one after the other: ceilings copy the block, rotations use the tensors.
+All tensors of a set are contiguous in one block. Ceilings copy the block, rotations use the tensors.
 """
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from ..device.cache import host_cache_bytes, largest_cache, sets_beyond
 from ..layout import DTYPES
 from ..testing import POISON, poisoned
 from .entry import SetCursor
-from .workloads import LINE, Workload
+from .workloads import LINE, Shape, Workload
 
 if TYPE_CHECKING:
     import pyopencl
@@ -27,7 +29,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def sets_needed(workload: Workload, cache_bytes: int) -> int:
-    """Return how many sets it takes for a cache of that size; 1 if data may stay in it."""
+    """Return the number of sets for a cache of that size; 1 if data may stay in the cache."""
     if workload.sets is not None:
         return workload.sets
     if workload.cached:
@@ -43,6 +45,19 @@ def block_bytes(workload: Workload) -> int:
 def sides(workload: Workload) -> int:
     """Return 1 in place, 2 out of place."""
     return 1 if workload.in_place else 2
+
+
+def _places(workload: Workload) -> Iterator[tuple[Shape, int]]:
+    """Yield the shape and the byte offset of each tensor in a block."""
+    at = 0
+    for shape in workload.tensors:
+        yield shape, at
+        at += math.prod(shape) * workload.itemsize
+
+
+def tensors_of(workload: Workload, block: Bytes) -> list[npt.NDArray[Any]]:
+    """Return the tensors [B, S, N, D] in a block."""
+    return [np.ndarray(shape, DTYPES[workload.dtype], block, at) for shape, at in _places(workload)]
 
 
 @dataclass(eq=False)
@@ -62,24 +77,11 @@ def make_inputs(workload: Workload, seed: int) -> Inputs:
     """Return uniform values in [-1, 1] in the workload's type."""
     rng = np.random.default_rng(seed)
     block = aligned(block_bytes(workload))
-    dtype = DTYPES[workload.dtype]
-    count = workload.tensor_bytes // dtype.itemsize
-    values = block[: workload.tensor_bytes].view(dtype)
-    for first in range(0, count, 1 << 22):
+    values = block[: workload.tensor_bytes].view(DTYPES[workload.dtype])
+    for first in range(0, values.size, 1 << 22):
         part = values[first : first + (1 << 22)]
-        part[...] = (rng.random(part.shape, dtype=np.float32) * 2 - 1).astype(dtype)
+        part[...] = (rng.random(part.shape, dtype=np.float32) * 2 - 1).astype(part.dtype)
     return Inputs(workload, block)
-
-
-def tensors_of(workload: Workload, block: Bytes) -> list[npt.NDArray[Any]]:
-    """Return the tensors [B, S, N, D] in a block."""
-    out, at = [], 0
-    dtype = DTYPES[workload.dtype]
-    for shape in workload.tensors:
-        size = int(np.prod(shape)) * dtype.itemsize
-        out.append(block[at : at + size].view(dtype).reshape(shape))
-        at += size
-    return out
 
 
 def aligned(size: int, to: int = 4096) -> Bytes:
@@ -90,7 +92,7 @@ def aligned(size: int, to: int = 4096) -> Bytes:
 
 
 class HostSets:
-    """Sets in the host's memory: `x[i]` and `y[i]` are lists of tensors (the same ones in place)."""
+    """Sets in the host's memory: `x[i]` and `y[i]` are lists of tensors (the same lists in place)."""
 
     def __init__(self, inputs: Inputs) -> None:
         workload = inputs.workload
@@ -121,32 +123,29 @@ class DeviceSets:
         self.queue, self.inputs = queue, inputs
         self.count = sets_needed(workload, largest_cache(device))
         self.cursor = SetCursor()
-        size = block_bytes(workload)
 
         def buffers() -> list[Any]:
-            return [cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, size) for _ in range(self.count)]
+            flags = cl.mem_flags.READ_WRITE
+            return [cl.Buffer(queue.context, flags, inputs.block.size) for _ in range(self.count)]
 
         self.x_blocks = buffers()
         self.y_blocks = self.x_blocks if workload.in_place else buffers()
-        self.x = [self._arrays(buffer, queue) for buffer in self.x_blocks]
-        self.y = self.x if workload.in_place else [self._arrays(buffer, queue) for buffer in self.y_blocks]
+        self.x, self.y = self.on_queue(queue)
         for number in range(self.count):
             self.reset(number)
 
-    def _arrays(self, buffer: Any, queue: pyopencl.CommandQueue) -> list[Any]:
+    def on_queue(self, queue: pyopencl.CommandQueue) -> tuple[list[list[Any]], list[list[Any]]]:
+        """Return (x, y) as arrays of the same buffers on a queue of the context."""
         import pyopencl.array as cla
 
-        out, at = [], 0
-        dtype = DTYPES[self.inputs.workload.dtype]
-        for shape in self.inputs.workload.tensors:
-            out.append(cla.Array(queue, shape, dtype, data=buffer, offset=at))
-            at += int(np.prod(shape)) * dtype.itemsize
-        return out
+        workload = self.inputs.workload
 
-    def on_queue(self, queue: pyopencl.CommandQueue) -> tuple[list[list[Any]], list[list[Any]]]:
-        """Return (x, y) as arrays of the same buffers on another queue of the context."""
-        x = [self._arrays(buffer, queue) for buffer in self.x_blocks]
-        return x, (x if self.inputs.workload.in_place else [self._arrays(b, queue) for b in self.y_blocks])
+        def arrays(blocks: list[Any]) -> list[list[Any]]:
+            dtype, places = DTYPES[workload.dtype], list(_places(workload))
+            return [[cla.Array(queue, shape, dtype, data=b, offset=at) for shape, at in places] for b in blocks]
+
+        x = arrays(self.x_blocks)
+        return x, x if workload.in_place else arrays(self.y_blocks)
 
     def reset(self, number: int) -> None:
         """Put the input values into a set and poison into its output."""
@@ -166,6 +165,20 @@ class DeviceSets:
         return out
 
 
+def check_sets(
+    sets: HostSets | DeviceSets,
+    result: Callable[[int], Sequence[npt.NDArray[Any]]],
+    validate: Callable[[Sequence[npt.NDArray[Any]]], float],
+) -> float:
+    """Return the largest error of `result` on the first and the last set, which are reset before and after."""
+    worst = 0.0
+    for number in {0, sets.count - 1}:
+        sets.reset(number)
+        worst = max(worst, validate(result(number)))
+        sets.reset(number)
+    return worst
+
+
 def usable_cpus() -> int:
-    """Return the number of processors this process may run on."""
+    """Return the number of processors that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

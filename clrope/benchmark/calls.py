@@ -1,7 +1,7 @@
-"""What a call costs: a decode step of many layers, by every way in, next to torch, ggml and a bare launch.
+"""The cost of calls: a decode step of many layers, by every way in, next to torch, ggml and a bare launch.
 
-A step rotates q and k of one token in every layer, and the position moves with each step, as in generation. A second
-workload is a prefill into a new OpenCL array against the same one into an array that is given.
+A step rotates q and k of one token in every layer. The position moves with each step, as in generation. A second
+workload is a prefill into a new OpenCL array, compared with a prefill into a given array.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..operation import Rope
 from ..testing import PEER_LIMITS, poisoned
 from .buffers import DeviceSets
 from .entry import BenchmarkEntry, Kind, Refused, WrongResultError
-from .peers import BenchmarkPeer, Prepared, Task
+from .peers import BenchmarkPeer, Prepared, Task, tables_of
 from .validation import ResultCheck
 from .workloads import Workload
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from ..device import DeviceInfo
 
-#: Steps before each one that is timed: the device's threads are awake, its caches hold this entry's data.
+#: Steps before each timed step: they wake the device's threads and load this entry's data into the caches.
 WARM_UP_STEPS = 3
-#: Positions that steps go through, over and over; the peers have tables of all of them.
+#: Positions that the steps cycle through; the peers have tables of all of them.
 FIRST_POSITION, LAST_POSITION = 1000, 4096
 
 Array = npt.NDArray[Any]
@@ -92,9 +92,9 @@ def _entry(
     device: str | None = None,
     *,
     unmoved: bool = False,
-    details: str = "",
+    variant: str = "",
 ) -> BenchmarkEntry:
-    """Return an entry that does a whole step at every call. unmoved: it stays at `FIRST_POSITION`."""
+    """Return an entry with a whole step a call. unmoved: every step is at `FIRST_POSITION`."""
 
     def call(_: int) -> None:
         run(step.move())
@@ -104,41 +104,72 @@ def _entry(
         return step.check(read(run(position)), position)
 
     moved = step.workload.layers * step.workload.bytes_moved
-    return BenchmarkEntry(kind, name, call, check, 1, moved, device, details, least_warm_up=WARM_UP_STEPS)
+    return BenchmarkEntry(kind, name, call, check, 1, moved, device, variant, least_warm_up=WARM_UP_STEPS)
 
 
 def _flat(results: Sequence[Sequence[Any]]) -> list[Array]:
-    return [np.asarray(y) for layer in results for y in layer]
+    return [y.get() if hasattr(y, "get") else np.asarray(y) for layer in results for y in layer]
+
+
+def _ways(
+    step: DecodeStep, op: Rope, device: DeviceInfo | None, layers: Sequence[tuple[Any, ...]],
+    empty: Callable[[], list[Any]], finish: Callable[[], object], names: tuple[str, str, str], label: str,
+) -> list[BenchmarkEntry]:  # fmt: skip
+    """Return one-shot calls, plans with a position of each step, and plans that stay at one position.
+
+    finish: waits for what was enqueued, once for the one-shot calls of a step and after each run of a plan.
+    """
+    config = step.workload.config
+
+    def one_shot(position: int) -> Any:
+        results = [rope(x, position, config, device=device) for x in layers]
+        finish()
+        return results
+
+    def planned(unmoved: bool) -> Callable[[int], Any]:
+        # Each entry has plans and outputs of its own: none waits for another entry's work.
+        outputs = empty()
+        plans = [op.plan(x, FIRST_POSITION, out=tuple(y)) for x, y in zip(layers, outputs, strict=True)]
+
+        def moving(position: int) -> Any:
+            for plan in plans:
+                plan.run(positions=position)
+                finish()
+            return outputs
+
+        def still(_: int) -> Any:
+            for plan in plans:
+                plan.run()
+                finish()
+            return outputs
+
+        return still if unmoved else moving
+
+    ways = ((one_shot, False), (planned(False), False), (planned(True), True))
+    return [
+        _entry("clrope", name, step, run, _flat, label, unmoved=unmoved)
+        for name, (run, unmoved) in zip(names, ways, strict=True)
+    ]
 
 
 def host_entries(step: DecodeStep, device: DeviceInfo, label: str) -> list[BenchmarkEntry]:
     """Return one-shot calls and plans on NumPy arrays."""
-    config = step.workload.config
-    layers = [(q, k) for q, k in step.x]
-    # Plans of their own, on outputs of their own: none waits for what another one did.
-    outputs, still_outputs = step.empty(), step.empty()
-    op = Rope(config, device)
-    plans = [op.plan(x, FIRST_POSITION, out=tuple(y)) for x, y in zip(layers, outputs, strict=True)]
-    still_plans = [op.plan(x, FIRST_POSITION, out=tuple(y)) for x, y in zip(layers, still_outputs, strict=True)]
+    names = ("rope numpy", "numpy plan.run(positions)", "numpy plan.run()")
+    op, layers = Rope(step.workload.config, device), [(q, k) for q, k in step.x]
+    return _ways(step, op, device, layers, step.empty, lambda: None, names, label)
 
-    def one_shot(position: int) -> Any:
-        return [rope(x, position, config, device=device) for x in layers]
 
-    def moving(position: int) -> Any:
-        for plan in plans:
-            plan.run(positions=position)
-        return outputs
+def array_entries(step: DecodeStep, queue: pyopencl.CommandQueue, label: str) -> list[BenchmarkEntry]:
+    """Return one-shot calls and plans on OpenCL arrays."""
+    import pyopencl.array as cla
 
-    def still(_: int) -> Any:
-        for plan in still_plans:
-            plan.run()
-        return still_outputs
+    layers = [tuple(cla.to_device(queue, x) for x in layer) for layer in step.x]
 
-    return [
-        _entry("clrope", "rope numpy", step, one_shot, _flat, label),
-        _entry("clrope", "numpy plan.run(positions)", step, moving, _flat, label),
-        _entry("clrope", "numpy plan.run()", step, still, _flat, label, unmoved=True),
-    ]
+    def empty() -> list[Any]:
+        return [[cla.empty_like(x) for x in layer] for layer in layers]
+
+    op, names = Rope(step.workload.config, queue), ("rope arrays", "plan.run(positions)", "plan.run()")
+    return _ways(step, op, None, layers, empty, queue.finish, names, label)
 
 
 def torch_entry(step: DecodeStep, device: DeviceInfo, label: str) -> BenchmarkEntry | Refused:
@@ -147,57 +178,18 @@ def torch_entry(step: DecodeStep, device: DeviceInfo, label: str) -> BenchmarkEn
         torch: Any = importlib.import_module("torch")
     except ImportError:
         return Refused("torch is not installed")
-    config = step.workload.config
     layers = [tuple(torch.from_numpy(x) for x in layer) for layer in step.x]
 
     def one_shot(position: int) -> Any:
-        return [rope(x, position, config, device=device) for x in layers]
+        return [rope(x, position, step.workload.config, device=device) for x in layers]
 
     return _entry("clrope", "rope torch", step, one_shot, _flat, label)
 
 
-def array_entries(step: DecodeStep, queue: pyopencl.CommandQueue, label: str) -> list[BenchmarkEntry]:
-    """Return one-shot calls and plans on OpenCL arrays: a step of one-shot calls waits once, plans after each call."""
-    import pyopencl.array as cla
-
-    config = step.workload.config
-    layers = [tuple(cla.to_device(queue, x) for x in layer) for layer in step.x]
-    outputs, still_outputs = ([tuple(cla.empty_like(x) for x in layer) for layer in layers] for _ in range(2))
-    op = Rope(config, queue)
-    plans = [op.plan(x, FIRST_POSITION, out=y) for x, y in zip(layers, outputs, strict=True)]
-    still_plans = [op.plan(x, FIRST_POSITION, out=y) for x, y in zip(layers, still_outputs, strict=True)]
-
-    def one_shot(position: int) -> Any:
-        results = [rope(x, position, config) for x in layers]
-        queue.finish()
-        return results
-
-    def moving(position: int) -> Any:
-        for plan in plans:
-            plan.run(positions=position)
-            queue.finish()
-        return outputs
-
-    def still(_: int) -> Any:
-        for plan in still_plans:
-            plan.run()
-            queue.finish()
-        return still_outputs
-
-    def read(results: Sequence[Sequence[Any]]) -> list[Array]:
-        return [y.get(queue) for layer in results for y in layer]
-
-    return [
-        _entry("clrope", "rope arrays", step, one_shot, read, label),
-        _entry("clrope", "plan.run(positions)", step, moving, read, label),
-        _entry("clrope", "plan.run()", step, still, read, label, unmoved=True),
-    ]
-
-
 def raw_entries(step: DecodeStep, device: DeviceInfo, queue: pyopencl.CommandQueue, label: str) -> list[BenchmarkEntry]:
-    """Return launches of a kernel with everything bound before, in one work-item and in several.
+    """Return launches of a kernel whose arguments are set in advance, with one work-item and with several.
 
-    Each is waited for, as plans are here, or all of them at once, as one-shot calls on OpenCL arrays are.
+    The host waits after each launch, as for plans here, or after all of them, as for one-shot calls on OpenCL arrays.
     """
     import pyopencl as cl
     import pyopencl.array as cla
@@ -223,7 +215,7 @@ def raw_entries(step: DecodeStep, device: DeviceInfo, queue: pyopencl.CommandQue
             kernels.append(kernel)
         size, local, enqueue = (items,), (1,), cl.enqueue_nd_range_kernel
 
-        # A kernel does not keep its arguments alive.
+        # A kernel keeps no reference to its arguments.
         def each_finished(_: int, kept: Any = (layers, tables)) -> Any:
             for kernel in kernels:
                 enqueue(queue, kernel, size, local)
@@ -236,12 +228,9 @@ def raw_entries(step: DecodeStep, device: DeviceInfo, queue: pyopencl.CommandQue
             queue.finish()
             return outputs
 
-        def read(results: Sequence[Sequence[Any]]) -> list[Array]:
-            return [y.get(queue) for layer in results for y in layer]
-
         words = f"{items} work-item{'s' * (items > 1)}"
         return [
-            _entry("launch", name, step, run, read, label, unmoved=True, details=words)
+            _entry("launch", name, step, run, _flat, label, unmoved=True, variant=words)
             for name, run in (("raw launch", each_finished), ("raw launches, one finish", finished_once))
         ]
 
@@ -251,49 +240,35 @@ def raw_entries(step: DecodeStep, device: DeviceInfo, queue: pyopencl.CommandQue
 def peer_entries(
     peer: BenchmarkPeer, step: DecodeStep, threads: int
 ) -> list[tuple[BenchmarkEntry, Prepared]] | Refused:
-    """Return a peer's ways to do the same step, if its file says how."""
-    prepare: Callable[[Task], list[Prepared] | Refused] | None = getattr(peer, "prepare_step", None)
-    if prepare is None:
-        return Refused("does no decode step here")
-    config = step.workload.config
-    cos, sin = reference.cos_sin(np.arange(LAST_POSITION), config)
-    task = Task(
-        step.workload, config, step.workload.position_array(FIRST_POSITION), cos.astype(np.float32),
-        sin.astype(np.float32), False, step.x, step.empty(), threads,
-    )  # fmt: skip
-    made = prepare(task)
+    """Return a peer's ways to do the same step, or why it has none."""
+    workload = step.workload
+    cos, sin = tables_of(workload, np.arange(LAST_POSITION))
+    positions = workload.position_array(FIRST_POSITION)
+    made = peer.prepare_step(Task(workload, positions, cos, sin, False, step.x, step.empty(), threads))
     if isinstance(made, Refused):
         return made
     return [
-        (_entry("peer", peer.name + p.suffix, step, p.call, p.read or _flat, details=p.variant), p) for p in made
+        (_entry("peer", peer.name + p.suffix, step, p.call, p.read or _flat, variant=p.variant), p) for p in made
     ]  # fmt: skip
 
 
 def new_result_entries(sets: DeviceSets, validate: ResultCheck, label: str) -> list[BenchmarkEntry]:
-    """Return `op(x, positions)` on OpenCL arrays with a new array for the result, and with one that is given."""
+    """Return `op(x, positions)` on OpenCL arrays with a new array for the result, and with a given array."""
     workload, queue = sets.inputs.workload, sets.queue
-    op, positions = Rope(workload.config, queue), workload.position_array()
-    x, y = sets.x[0][0], sets.y[0][0]
+    op, positions, x = Rope(workload.config, queue), workload.position_array(), sets.x[0][0]
 
-    def new() -> Any:
-        result = op(x, positions)
-        queue.finish()
-        return result
+    def entry(name: str, out: Any) -> BenchmarkEntry:
+        def run() -> Any:
+            result = op(x, positions, out=out)
+            queue.finish()
+            return result
 
-    def given() -> Any:
-        result = op(x, positions, out=y)
-        queue.finish()
-        return result
-
-    def entry(name: str, run: Callable[[], Any]) -> BenchmarkEntry:
         def call(_: int) -> None:
             run()
 
-        def check() -> float:
-            return validate([run().get(queue)])
-
         return BenchmarkEntry(
-            "clrope", name, call, check, 1, workload.bytes_moved, label, least_warm_up=WARM_UP_STEPS
+            "clrope", name, call, lambda: validate([run().get()]), 1, workload.bytes_moved, label,
+            least_warm_up=WARM_UP_STEPS,
         )  # fmt: skip
 
-    return [entry("new array", new), entry("out=", given)]
+    return [entry("new array", None), entry("out=", sets.y[0][0])]

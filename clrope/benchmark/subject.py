@@ -1,15 +1,16 @@
-"""This package as an entry: plans on OpenCL arrays, and calls on NumPy arrays."""
+"""This package as benchmark entries: plans on OpenCL arrays, and calls on NumPy arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..operation import Rope
-from .buffers import DeviceSets, HostSets, tensors_of
+from .buffers import DeviceSets, HostSets, check_sets, tensors_of
 from .entry import BenchmarkEntry
 from .validation import ResultCheck
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from ..kernels.variant import Variant
 
-#: Position arrays that a `fresh` workload goes through: more than the tables that are kept.
+#: Position arrays of a `fresh` workload: more than the tables that the package keeps.
 FRESH = 12
 
 
@@ -32,16 +33,16 @@ def _plans(op: Rope, x: Sequence[Sequence[Any]], y: Sequence[Sequence[Any]], wor
         op.plan(_pack(inputs), positions, forward=workload.forward, out=_pack(outputs))
         for inputs, outputs in zip(x, y, strict=True)
     ]
-    # The first run makes tables and binds a kernel. With many sets it would otherwise be what is timed.
+    # The first run makes tables and binds a kernel; it is not to be timed.
     for plan in plans:
         plan.run()
-        # Nothing may still be under way when the same memory is then used from another queue.
+        # The same memory is next used from another queue.
         plan.queue.finish()
     return plans
 
 
 def _taken(outputs: Sequence[Any]) -> list[Any]:
-    """Return the events of a run and forget them, as waiting for an array would."""
+    """Return the events of a run and forget them, as waiting for an array does."""
     events = [event for array in outputs for event in array.events]
     for array in outputs:
         del array.events[:]
@@ -51,53 +52,40 @@ def _taken(outputs: Sequence[Any]) -> list[Any]:
 def on_device(
     sets: DeviceSets, profiled: pyopencl.CommandQueue, validate: ResultCheck, label: str, variant: Variant | None = None
 ) -> BenchmarkEntry:
-    """Return `plan.run()` on OpenCL arrays, one plan a set. Where latency counts, on a queue that takes no times.
+    """Return `plan.run()` on OpenCL arrays, one plan a set. Where latency counts, the queue does not profile.
 
-    variant: the variant to use; the chosen one, if None.
+    variant: the variant to use; the chosen variant, if None.
     """
     workload, queue = sets.inputs.workload, sets.queue
     plans = _plans(Rope(workload.config, queue, variant=variant), sets.x, sets.y, workload)
-    fresh = [workload.position_array(7 * i) for i in range(FRESH)] if workload.fresh else []
-    turn = 0
+    fresh = cycle([workload.position_array(7 * i) for i in range(FRESH)] if workload.fresh else [None])
 
     def call(i: int) -> None:
-        plans[i].run()
+        plans[i].run(positions=next(fresh))
         queue.finish()
 
-    def call_fresh(i: int) -> None:
-        nonlocal turn
-        turn = (turn + 1) % FRESH
-        plans[i].run(positions=fresh[turn])
+    def result(i: int) -> list[Any]:
+        plans[i].run(positions=workload.position_array())
         queue.finish()
+        _taken(sets.y[i])
+        return tensors_of(workload, sets.read(i))
 
-    def check() -> float:
-        worst = 0.0
-        for number in {0, sets.count - 1}:
-            sets.reset(number)
-            plans[number].run(positions=workload.position_array() if fresh else None)
-            queue.finish()
-            _taken(sets.y[number])
-            worst = max(worst, validate(tensors_of(workload, sets.read(number))))
-            sets.reset(number)
-        return worst
-
-    timed: Callable[[int], list[Any]] | None = None
-    if profiled is not queue:
+    def with_times() -> Callable[[int], list[Any]]:
         x, y = sets.on_queue(profiled)
-        timed_plans = _plans(Rope(workload.config, profiled, variant=variant), x, y, workload)
+        plans = _plans(Rope(workload.config, profiled, variant=variant), x, y, workload)
 
-        def with_times(i: int) -> list[Any]:
-            timed_plans[i].run()
+        def call(i: int) -> list[Any]:
+            plans[i].run()
             profiled.finish()
             return _taken(y[i])
 
-        timed = with_times
+        return call
 
     seen = {repr(variant): variant.to_dict() for variant in plans[0].variants}
     return BenchmarkEntry(
-        "clrope", "arrays", call_fresh if fresh else call, check, sets.count, workload.bytes_moved, label,
+        "clrope", "arrays", call, partial(check_sets, sets, result, validate), sets.count, workload.bytes_moved, label,
         details={"variants": list(seen.values()), "launches": plans[0].launches},
-        after=lambda i: _taken(sets.y[i]), profiled=timed,
+        after=lambda i: _taken(sets.y[i]), profiled=None if profiled is queue else with_times(),
     )  # fmt: skip
 
 
@@ -109,37 +97,28 @@ def on_host(sets: HostSets, queue: pyopencl.CommandQueue, validate: ResultCheck,
     positions = workload.position_array()
     tensors = [(_pack(x), _pack(y)) for x, y in zip(sets.x, sets.y, strict=True)]
 
+    # Nothing is returned: dropping a new result belongs to the time of a call.
     def run(i: int) -> None:
         plans[i].run()
 
     def given(i: int) -> None:
         op(tensors[i][0], positions, workload.forward, out=tensors[i][1])
 
-    def new(i: int) -> Any:
+    def new(i: int) -> None:
         op(tensors[i][0], positions, workload.forward)
 
-    def check(call: Callable[[int], Any]) -> Callable[[], float]:
-        def checked() -> float:
-            worst = 0.0
-            for number in {0, sets.count - 1}:
-                sets.reset(number)
-                call(number)
-                worst = max(worst, validate(sets.y[number]))
-                sets.reset(number)
-            return worst
+    def result_of(call: Callable[[int], None], i: int) -> list[Any]:
+        if call is new:
+            got = op(tensors[i][0], positions, workload.forward)
+            return [np.asarray(y) for y in (got if isinstance(got, tuple) else (got,))]
+        call(i)
+        return sets.y[i]
 
-        return checked
-
-    def check_new() -> float:
-        got = op(tensors[0][0], positions, workload.forward)
-        results: list[npt.NDArray[Any]] = [np.asarray(y) for y in (got if isinstance(got, tuple) else (got,))]
-        return validate(results)
-
-    moved = workload.bytes_moved
-    out = [
-        BenchmarkEntry("clrope", "numpy plan.run", run, check(run), sets.count, moved, label),
-        BenchmarkEntry("clrope", "numpy out=", given, check(given), sets.count, moved, label),
-    ]
-    if not workload.in_place:
-        out.append(BenchmarkEntry("clrope", "numpy new", new, check_new, sets.count, moved, label))
-    return out
+    ways: dict[str, Callable[[int], None]] = {"numpy plan.run": run, "numpy out=": given, "numpy new": new}
+    return [
+        BenchmarkEntry(
+            "clrope", name, call, partial(check_sets, sets, partial(result_of, call), validate), sets.count,
+            workload.bytes_moved, label,
+        )
+        for name, call in ways.items() if call is not new or not workload.in_place
+    ]  # fmt: skip

@@ -61,25 +61,17 @@ def test_threads_are_taken(seed):
 
 @pytest.mark.parametrize("fault", ["nothing", "forward", "half"])
 def test_a_peer_that_is_wrong_is_not_timed(fault, seed):
-    class Wrong:
-        name = "wrong"
+    def prepare_wrong(task):
+        def call(i):
+            for x, y in zip(task.x[i], task.y[i], strict=True):
+                if fault == "forward":
+                    y[...] = x
+                elif fault == "half":
+                    y[:, : y.shape[1] // 2] = x[:, : y.shape[1] // 2]
 
-        @staticmethod
-        def version():
-            return "1"
+        return peer_package.Prepared(call)
 
-        @staticmethod
-        def prepare(task):
-            def call(i):
-                for x, y in zip(task.x[i], task.y[i], strict=True):
-                    if fault == "forward":
-                        y[...] = x
-                    elif fault == "half":
-                        y[:, : y.shape[1] // 2] = x[:, : y.shape[1] // 2]
-
-            return peer_package.Prepared(call)
-
-    entry, _ = prepare(Wrong, FEW[0], seed)
+    entry, _ = prepare(peer_package.BenchmarkPeer("wrong", "", (), prepare_wrong), FEW[0], seed)
     with pytest.raises(WrongResultError):
         entry.check()
 

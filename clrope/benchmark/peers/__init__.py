@@ -1,9 +1,8 @@
-"""Other libraries that rotate: one file a peer (`<name>_peer.py`), each with `name`, `colour`, `version()` and
-`prepare(task)`.
+"""Other libraries that rotate. A peer is one file `<name>_peer.py` with `colour`, `packages` and `prepare(task)`.
 
-`version` returns None where the library is not installed, and imports nothing heavy. `prepare` returns a call on set i
-of the task's memory, or `Refused` with the reason; the call writes the task's outputs, or returns what `read` turns
-into arrays. A peer that has `prepare_step(task)` also does the decode step of `calls.py`. A new peer is a new file.
+packages: the distributions that the peer needs. `prepare` returns a call on set i of the task's memory, or `Refused`
+with the reason. The call writes the task's outputs, or returns what `read` turns into arrays. A peer with
+`prepare_step(task)` also does the decode step of `calls.py`.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ import importlib
 import importlib.metadata
 import pkgutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ... import reference
-from ...config import RopeConfig
 from ...errors import ConfigError
-from ..buffers import HostSets
+from ..buffers import HostSets, check_sets
 from ..entry import BenchmarkEntry, Refused, WrongResultError
 from ..validation import ResultCheck
 from ..workloads import Workload
@@ -32,14 +31,13 @@ NAMES = tuple(sorted(m.name.removesuffix("_peer") for m in pkgutil.iter_modules(
 
 @dataclass(eq=False)
 class Task:
-    """What a peer is to do: rotate the tensors x[i] into y[i] (the same ones in place).
+    """The work of a peer: rotate the tensors x[i] into y[i] (the same tensors in place).
 
-    cos, sin: float32 [rows, pairs], backward already in the sign of sin; row of batch b, token s: `s`, or `b * S + s`
-    if `rows_per_batch`. interleaved: pairs (2i, 2i + 1), otherwise (i, i + pairs); rotated: elements in pairs.
+    cos, sin: float32 [rows, pairs]; backward, sin has the opposite sign. Token s of batch b has row `s`, or `b * S + s`
+    if `rows_per_batch`.
     """
 
     workload: Workload
-    config: RopeConfig
     positions: npt.NDArray[np.int64]
     cos: npt.NDArray[np.float32]
     sin: npt.NDArray[np.float32]
@@ -50,25 +48,24 @@ class Task:
 
     @property
     def interleaved(self) -> bool:
-        """Whether pairs are neighbours."""
-        return self.config.mode == "normal"
+        """Whether pairs are (2i, 2i + 1); otherwise (i, i + pairs)."""
+        return self.workload.mode == "normal"
 
     @property
     def rotated(self) -> int:
-        """Elements of a head that are in pairs, the first ones."""
-        return 2 * self.config.n_pairs(None)
+        """Number of rotated elements of a head, the first ones."""
+        return 2 * self.workload.config.n_pairs(None)
 
     def broadcast(self, table: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return a table as [B or 1, S, 1, pairs]."""
-        seq = self.workload.tensors[0][1]
-        return table.reshape(-1, seq, 1, table.shape[1])
+        return table.reshape(-1, self.workload.tensors[0][1], 1, table.shape[1])
 
 
 @dataclass(eq=False)
 class Prepared:
     """A call, what turns its return value into arrays (None: they are in y[i]), and how to end its threads.
 
-    suffix: behind the peer's name, where it has several ways.
+    suffix: follows the peer's name where it has several ways.
     """
 
     call: Callable[[int], Any]
@@ -78,71 +75,68 @@ class Prepared:
     suffix: str = ""
 
 
-class BenchmarkPeer(Protocol):
-    """A file of this folder."""
+@dataclass(frozen=True)
+class BenchmarkPeer:
+    """A peer by the name of its file. colour: of its bars in the figure."""
 
     name: str
-    #: In the figure.
     colour: str
+    packages: Sequence[str]
+    prepare: Callable[[Task], Prepared | Refused]
+    prepare_step: Callable[[Task], list[Prepared] | Refused] = lambda task: Refused("does no decode step here")
 
     def version(self) -> str | None:
-        """Return the library's version, None if it is not installed."""
-
-    def prepare(self, task: Task) -> Prepared | Refused:
-        """Return what to call."""
-
-
-def installed(distribution: str) -> str | None:
-    """Return the version of an installed distribution, or None."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+        """Return the version of the first package, None if one is not installed."""
+        try:
+            versions = [importlib.metadata.version(name) for name in self.packages]
+        except importlib.metadata.PackageNotFoundError:
+            return None
+        return versions[0]
 
 
 def peers(names: Iterable[str] = ()) -> list[BenchmarkPeer]:
-    """Return the peers of those names (none: all), installed or not; raise `ConfigError` for an unknown one."""
+    """Return the peers of these names (none: all), installed or not; raise `ConfigError` for an unknown name."""
     chosen = list(names) or list(NAMES)
     for name in chosen:
         if name not in NAMES:
             raise ConfigError(f"peer: got {name!r}, allowed are {', '.join(NAMES)}")
-    return [cast(BenchmarkPeer, importlib.import_module(f"{__name__}.{name}_peer")) for name in NAMES if name in chosen]
+    files = {name: vars(importlib.import_module(f"{__name__}.{name}_peer")) for name in NAMES if name in chosen}
+    known = [field.name for field in fields(BenchmarkPeer)]
+    return [BenchmarkPeer(name, **{k: v for k, v in file.items() if k in known}) for name, file in files.items()]
 
 
 def task_of(sets: HostSets, threads: int) -> Task:
-    """Return the task of a workload on sets of host memory; cos and sin come from the float64 reference."""
+    """Return the task of a workload on sets of host memory."""
     workload = sets.inputs.workload
-    positions = workload.position_array()
-    per_batch = workload.positions == "per batch"
-    cos, sin = reference.cos_sin(positions.reshape(-1) if per_batch else positions, workload.config)
-    sign = 1 if workload.forward else -1
-    return Task(
-        workload, workload.config, positions, cos.astype(np.float32), (sign * sin).astype(np.float32), per_batch,
-        sets.x, sets.y, threads,
-    )  # fmt: skip
+    positions, per_batch = workload.position_array(), workload.positions == "per batch"
+    cos, sin = tables_of(workload, positions.reshape(-1) if per_batch else positions)
+    return Task(workload, positions, cos, sin, per_batch, sets.x, sets.y, threads)
+
+
+def tables_of(
+    workload: Workload, positions: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Return cos and sin of a task, rounded from the float64 reference."""
+    cos, sin = reference.cos_sin(positions, workload.config)
+    return cos.astype(np.float32), (sin if workload.forward else -sin).astype(np.float32)
 
 
 def peer_entry(
     peer: BenchmarkPeer, sets: HostSets, task: Task, validate: ResultCheck
 ) -> tuple[BenchmarkEntry, Prepared] | Refused:
-    """Return the peer as an entry, checked like everything else."""
+    """Return the peer as an entry with the checks of every entry."""
     prepared = peer.prepare(task)
     if isinstance(prepared, Refused):
         return prepared
     call, read = prepared.call, prepared.read
 
-    def check() -> float:
-        worst = 0.0
-        for number in {0, sets.count - 1}:
-            sets.reset(number)
-            returned = call(number)
-            got = sets.y[number] if read is None else read(returned)
-            if len(got) != len(sets.y[number]):
-                raise WrongResultError(f"{len(got)} results for {len(sets.y[number])} tensors")
-            worst = max(worst, validate(got))
-            sets.reset(number)
-        return worst
+    def result(i: int) -> Sequence[npt.NDArray[Any]]:
+        returned = call(i)
+        got = sets.y[i] if read is None else read(returned)
+        if len(got) != len(sets.y[i]):
+            raise WrongResultError(f"{len(got)} results for {len(sets.y[i])} tensors")
+        return got
 
+    check = partial(check_sets, sets, result, validate)
     moved = sets.inputs.workload.bytes_moved
-    made = BenchmarkEntry("peer", peer.name, call, check, sets.count, moved, variant=prepared.variant)
-    return made, prepared
+    return BenchmarkEntry("peer", peer.name, call, check, sets.count, moved, variant=prepared.variant), prepared

@@ -10,58 +10,39 @@ import numpy as np
 import numpy.typing as npt
 
 from ..entry import Refused
-from . import Prepared, Task, installed
+from . import Prepared, Task
 
-name = "numba"
 colour = "#3f9b58"
+packages = ("numba",)
 
 
-def version() -> str | None:
-    """Return numba's version."""
-    return installed("numba")
-
-
-@lru_cache(maxsize=1)
-def _kernels() -> tuple[Any, Any]:
+@lru_cache(maxsize=2)
+def _loops(interleaved: bool) -> Any:
     numba: Any = importlib.import_module("numba")
     prange = numba.prange
+    # A constant to the compiler, as is the distance of an interleaved pair's elements.
+    stride = 2 if interleaved else 1
 
-    # Written twice, so that the compiler sees the distance of a pair's elements as a constant where it is one.
     @numba.njit(parallel=True)
-    def neox(x, y, cos, sin):  # type: ignore[no-untyped-def]
+    def loops(x, y, cos, sin):  # type: ignore[no-untyped-def]
         tokens, heads, head_dim = x.shape
         rows, half = cos.shape
         for token in prange(tokens):
-            # prange counts unsigned, and numba makes a float of signed and unsigned.
+            # prange counts unsigned; numba makes a float of signed and unsigned.
             row = np.int64(token) % rows
             c, d = cos[row], sin[row]
             for h in range(heads):
                 source, target = x[token, h], y[token, h]
                 for i in range(half):
-                    one, two = source[i], source[half + i]
-                    target[i] = one * c[i] - two * d[i]
-                    target[half + i] = one * d[i] + two * c[i]
+                    first = stride * i
+                    second = first + (1 if interleaved else half)
+                    one, two = source[first], source[second]
+                    target[first] = one * c[i] - two * d[i]
+                    target[second] = one * d[i] + two * c[i]
                 for i in range(2 * half, head_dim):
                     target[i] = source[i]
 
-    @numba.njit(parallel=True)
-    def normal(x, y, cos, sin):  # type: ignore[no-untyped-def]
-        tokens, heads, head_dim = x.shape
-        rows, half = cos.shape
-        for token in prange(tokens):
-            # prange counts unsigned, and numba makes a float of signed and unsigned.
-            row = np.int64(token) % rows
-            c, d = cos[row], sin[row]
-            for h in range(heads):
-                source, target = x[token, h], y[token, h]
-                for i in range(half):
-                    one, two = source[2 * i], source[2 * i + 1]
-                    target[2 * i] = one * c[i] - two * d[i]
-                    target[2 * i + 1] = one * d[i] + two * c[i]
-                for i in range(2 * half, head_dim):
-                    target[i] = source[i]
-
-    return normal, neox
+    return loops
 
 
 def prepare(task: Task) -> Prepared | Refused:
@@ -70,12 +51,12 @@ def prepare(task: Task) -> Prepared | Refused:
         return Refused("numba has no 16-bit floating-point arithmetic on CPUs")
     numba: Any = importlib.import_module("numba")
     numba.set_num_threads(min(task.threads, numba.config.NUMBA_NUM_THREADS))
-    kernel = _kernels()[0 if task.interleaved else 1]
+    loops = _loops(task.interleaved)
 
     def call(i: int) -> None:
         for x, y in zip(task.x[i], task.y[i], strict=True):
-            # Batches that share positions come around to the same rows of the tables.
-            kernel(_tokens(x), _tokens(y), task.cos, task.sin)
+            # Batches that share positions use the same rows of the tables again.
+            loops(_tokens(x), _tokens(y), task.cos, task.sin)
 
     return Prepared(call)
 

@@ -1,4 +1,4 @@
-"""NumPy, as one writes it: whole arrays, float32 arithmetic, one thread."""
+"""NumPy: whole arrays, float32 arithmetic, one thread."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ from typing import Any
 import numpy as np
 
 from ..entry import Refused
-from . import Prepared, Task, installed
+from . import Prepared, Task
 
-name = "numpy"
 colour = "#c9c9c9"
-
-
-def version() -> str | None:
-    """Return NumPy's version."""
-    return installed("numpy")
+packages = ("numpy",)
 
 
 def prepare(task: Task) -> Prepared | Refused:

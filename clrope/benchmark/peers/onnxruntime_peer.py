@@ -9,20 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ..entry import Refused
-from . import Prepared, Task, installed
+from . import Prepared, Task
 
-name = "onnxruntime"
 colour = "#7a7a7a"
-_ELEMENT = {"f32": 1, "f16": 10}  # onnx.TensorProto.FLOAT, FLOAT16
-
-
-def version() -> str | None:
-    """Return ONNX Runtime's version; the package onnx is needed to write the model down."""
-    return installed("onnxruntime") if installed("onnx") else None
+packages = ("onnxruntime", "onnx")
+_ELEMENT = {"f32": "float", "f16": "float16"}
 
 
 def prepare(task: Task) -> Prepared | Refused:
-    """Return a run of one session a tensor shape, with tensors as [B, S, N * D], the order they have in memory."""
+    """Return a run of one session a tensor shape, with tensors as [B, S, N * D], their order in memory."""
     if task.workload.in_place:
         return Refused("the operator has no in-place form")
     if task.workload.dtype not in _ELEMENT:
@@ -44,10 +39,9 @@ def prepare(task: Task) -> Prepared | Refused:
             binding.bind_output("y", "cpu", 0, out.dtype, out.shape, out.__array_interface__["data"][0])
             bound.append((session, binding))
         bindings.append(bound)
-    # Only addresses were bound.
-    kept = (ids, cos, sin)
 
-    def call(i: int, kept: Any = kept) -> None:
+    # A binding keeps addresses only.
+    def call(i: int, kept: Any = (ids, cos, sin)) -> None:
         for session, binding in bindings[i]:
             session.run_with_iobinding(binding)
 
@@ -61,22 +55,17 @@ def _flat(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _session(task: Task, shape: tuple[int, int, int, int]) -> Any:
     onnx: Any = importlib.import_module("onnx")
     ort: Any = importlib.import_module("onnxruntime")
-    make = onnx.helper
-    element, (batch, seq, heads, head_dim) = _ELEMENT[task.workload.dtype], shape
-    partial = task.rotated < head_dim
-    attributes = {"interleaved": int(task.interleaved), "num_heads": heads}
-    if partial:
-        attributes["rotary_embedding_dim"] = task.rotated
-    node = make.make_node("RotaryEmbedding", ["x", "cos", "sin", "ids"], ["y"], **attributes)
-    flat = [batch, seq, heads * head_dim]
-    inputs = [
-        make.make_tensor_value_info("x", element, flat),
-        make.make_tensor_value_info("cos", element, list(task.cos.shape)),
-        make.make_tensor_value_info("sin", element, list(task.sin.shape)),
-        make.make_tensor_value_info("ids", onnx.TensorProto.INT64, [batch, seq]),
-    ]
-    graph = make.make_graph([node], "rope", inputs, [make.make_tensor_value_info("y", element, flat)])
-    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 23)], ir_version=10)
+    batch, seq, heads, head_dim = shape
+    element, flat = _ELEMENT[task.workload.dtype], f"[{batch},{seq},{heads * head_dim}]"
+    table = f"{element}[{','.join(map(str, task.cos.shape))}]"
+    rotated = task.rotated if task.rotated < head_dim else 0
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 23]>
+        rope ({element}{flat} x, {table} cos, {table} sin, int64[{batch},{seq}] ids) => ({element}{flat} y) {{
+            y = RotaryEmbedding <interleaved={int(task.interleaved)}, num_heads={heads},
+                                 rotary_embedding_dim={rotated}> (x, cos, sin, ids)
+        }}"""
+    )
     options = ort.SessionOptions()
     options.intra_op_num_threads = task.threads
     options.log_severity_level = 4

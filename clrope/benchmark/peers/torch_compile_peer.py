@@ -1,4 +1,4 @@
-"""torch.compile: the function of the eager peer through Inductor, which needs a C++ compiler."""
+"""torch.compile: the eager peer's function, compiled by Inductor. Inductor needs a C++ compiler."""
 
 from __future__ import annotations
 
@@ -8,15 +8,10 @@ import shutil
 from typing import Any
 
 from ..entry import Refused
-from . import Prepared, Task, installed, torch_eager_peer
+from . import Prepared, Task, torch_eager_peer
 
-name = "torch_compile"
 colour = "#9273c4"
-
-
-def version() -> str | None:
-    """Return torch's version."""
-    return installed("torch")
+packages = ("torch",)
 
 
 def prepare(task: Task) -> Prepared | Refused:
@@ -24,6 +19,6 @@ def prepare(task: Task) -> Prepared | Refused:
     if not any(shutil.which(compiler) for compiler in (os.environ.get("CXX", "g++"), "g++", "clang++")):
         return Refused("no C++ compiler was found")
     torch: Any = importlib.import_module("torch")
-    # Or the shapes of earlier workloads would count as one function called with ever new shapes.
+    # Otherwise torch counts earlier workloads as one function with changing shapes, and stops compiling.
     torch._dynamo.reset()
-    return torch_eager_peer.prepare_with(task, lambda function: torch.compile(function, dynamic=False))
+    return torch_eager_peer.prepare(task, lambda function: torch.compile(function, dynamic=False))

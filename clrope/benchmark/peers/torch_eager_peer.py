@@ -1,4 +1,4 @@
-"""torch, eager, on the CPU: rotation as model code writes it, a new tensor for every result."""
+"""torch, eager, on the CPU: rotation as in model code, a new tensor for every result."""
 
 from __future__ import annotations
 
@@ -11,24 +11,14 @@ import numpy.typing as npt
 
 from ...layout import DTYPES
 from ..entry import Refused
-from . import Prepared, Task, installed
+from . import Prepared, Task
 
-name = "torch_eager"
 colour = "#c7b8e0"
+packages = ("torch",)
 
 
-def version() -> str | None:
-    """Return torch's version."""
-    return installed("torch")
-
-
-def prepare(task: Task) -> Prepared | Refused:
-    """Return a call of the eager function."""
-    return prepare_with(task, lambda function: function)
-
-
-def prepare_with(task: Task, transform: Callable[[Any], Any]) -> Prepared | Refused:
-    """Return a call of the function, compiled or not."""
+def prepare(task: Task, transform: Callable[[Any], Any] = lambda function: function) -> Prepared | Refused:
+    """Return a call of the function. transform: compiles the function first."""
     if task.workload.in_place:
         return Refused("model code makes new tensors")
     torch: Any = importlib.import_module("torch")
@@ -45,7 +35,7 @@ def prepare_with(task: Task, transform: Callable[[Any], Any]) -> Prepared | Refu
 
 
 def prepare_step(task: Task) -> list[Prepared] | Refused:
-    """Return a decode step: rows of the tables by position, once for all layers, as model code does it."""
+    """Return a decode step: rows of the tables by position, once for all layers, as in model code."""
     torch: Any = importlib.import_module("torch")
     torch.set_num_threads(task.threads)
     cos_rows, sin_rows = (torch.from_numpy(t).to(_dtype(torch, task.workload.dtype)) for t in _tables(task))
@@ -62,7 +52,7 @@ def prepare_step(task: Task) -> list[Prepared] | Refused:
 
 
 def _tables(task: Task) -> list[npt.NDArray[np.float32]]:
-    """Return tables of both elements of each pair, as model code has them."""
+    """Return tables with a column for each element of a pair, as in model code."""
     if task.interleaved:
         return [np.repeat(t, 2, axis=1) for t in (task.cos, task.sin)]
     return [np.concatenate([t, t], axis=1) for t in (task.cos, task.sin)]
