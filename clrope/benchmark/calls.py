@@ -172,12 +172,12 @@ def array_entries(step: DecodeStep, queue: pyopencl.CommandQueue, label: str) ->
     return _ways(step, op, None, layers, empty, queue.finish, names, label)
 
 
-def torch_entry(step: DecodeStep, device: DeviceInfo, label: str) -> BenchmarkEntry | Refused:
-    """Return one-shot calls on torch tensors."""
+def torch_entry(step: DecodeStep, device: DeviceInfo, label: str) -> BenchmarkEntry:
+    """Return one-shot calls on torch tensors; raise `Refused` without torch."""
     try:
         torch: Any = importlib.import_module("torch")
-    except ImportError:
-        return Refused("torch is not installed")
+    except ImportError as error:
+        raise Refused("torch is not installed") from error
     layers = [tuple(torch.from_numpy(x) for x in layer) for layer in step.x]
 
     def one_shot(position: int) -> Any:
@@ -237,19 +237,16 @@ def raw_entries(step: DecodeStep, device: DeviceInfo, queue: pyopencl.CommandQue
     return [made for items in ((1, 2) if device.kind == "cpu" else (heads,)) for made in entries(items)]
 
 
-def peer_entries(
-    peer: BenchmarkPeer, step: DecodeStep, threads: int
-) -> list[tuple[BenchmarkEntry, Prepared]] | Refused:
-    """Return a peer's ways to do the same step, or why it has none."""
+def peer_entries(peer: BenchmarkPeer, step: DecodeStep, threads: int) -> list[tuple[BenchmarkEntry, Prepared]]:
+    """Return a peer's ways to do the same step; raise `Refused` if it has none."""
     workload = step.workload
     cos, sin = tables_of(workload, np.arange(LAST_POSITION))
     positions = workload.position_array(FIRST_POSITION)
-    made = peer.prepare_step(Task(workload, positions, cos, sin, False, step.x, step.empty(), threads))
-    if isinstance(made, Refused):
-        return made
+    task = Task(workload, positions, cos, sin, False, step.x, step.empty(), threads)
     return [
-        (_entry("peer", peer.name + p.suffix, step, p.call, p.read or _flat, variant=p.variant), p) for p in made
-    ]  # fmt: skip
+        (_entry("peer", peer.name + p.suffix, step, p.call, p.read or _flat, variant=p.variant), p)
+        for p in peer.prepare_step(task)
+    ]
 
 
 def new_result_entries(sets: DeviceSets, validate: ResultCheck, label: str) -> list[BenchmarkEntry]:

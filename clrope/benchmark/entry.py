@@ -23,14 +23,11 @@ SETTLE_S = 0.5
 
 
 class WrongResultError(Exception):
-    """What an entry computed is not the rotation; the message says how far off it is."""
+    """An entry's result is not the rotation; the message says how large the error is."""
 
 
-@dataclass(frozen=True)
-class Refused:
-    """Why there is nothing to time."""
-
-    reason: str
+class Refused(Exception):
+    """There is nothing to time; the message says why."""
 
 
 @dataclass(eq=False)

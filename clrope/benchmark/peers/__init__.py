@@ -1,7 +1,7 @@
 """Other libraries that rotate. A peer is one file `<name>_peer.py` with `colour`, `packages` and `prepare(task)`.
 
-packages: the distributions that the peer needs. `prepare` returns a call on set i of the task's memory, or `Refused`
-with the reason. The call writes the task's outputs, or returns what `read` turns into arrays. A peer with
+packages: the distributions that the peer needs. `prepare` returns a call on set i of the task's memory, or raises
+`Refused`. The call writes the task's outputs, or returns what `read` turns into arrays. A peer with
 `prepare_step(task)` also does the decode step of `calls.py`.
 """
 
@@ -75,6 +75,11 @@ class Prepared:
     suffix: str = ""
 
 
+def no_step(task: Task) -> list[Prepared]:
+    """Refuse a decode step."""
+    raise Refused("does no decode step here")
+
+
 @dataclass(frozen=True)
 class BenchmarkPeer:
     """A peer by the name of its file. colour: of its bars in the figure."""
@@ -82,8 +87,8 @@ class BenchmarkPeer:
     name: str
     colour: str
     packages: Sequence[str]
-    prepare: Callable[[Task], Prepared | Refused]
-    prepare_step: Callable[[Task], list[Prepared] | Refused] = lambda task: Refused("does no decode step here")
+    prepare: Callable[[Task], Prepared]
+    prepare_step: Callable[[Task], list[Prepared]] = no_step
 
     def version(self) -> str | None:
         """Return the version of the first package, None if one is not installed."""
@@ -123,11 +128,9 @@ def tables_of(
 
 def peer_entry(
     peer: BenchmarkPeer, sets: HostSets, task: Task, validate: ResultCheck
-) -> tuple[BenchmarkEntry, Prepared] | Refused:
-    """Return the peer as an entry with the checks of every entry."""
+) -> tuple[BenchmarkEntry, Prepared]:
+    """Return the peer as an entry with the checks of every entry; raise `Refused`."""
     prepared = peer.prepare(task)
-    if isinstance(prepared, Refused):
-        return prepared
     call, read = prepared.call, prepared.read
 
     def result(i: int) -> Sequence[npt.NDArray[Any]]:

@@ -20,25 +20,23 @@ Tensors = Sequence[npt.NDArray[Any]]
 Rows = npt.NDArray[np.int32]
 
 
-def prepare(task: Task) -> Prepared | Refused:
+def prepare(task: Task) -> Prepared:
     """Return a graph computation; f32 and f16. Positions that differ by batch make one row of all tokens."""
     if task.workload.dtype == "bf16":
-        return Refused("ggml's CPU rope has no bf16")
+        raise Refused("ggml's CPU rope has no bf16")
     if task.workload.in_place and not task.workload.forward:
-        return Refused("ggml has no in-place backward rope")
-    made = _computations(task, _rows(task), list(zip(task.x, task.y, strict=True)), [task.threads])
-    return made if isinstance(made, Refused) else Prepared(*made[0], variant=f"{task.threads} threads")
+        raise Refused("ggml has no in-place backward rope")
+    (made,) = _computations(task, _rows(task), list(zip(task.x, task.y, strict=True)), [task.threads])
+    return Prepared(*made, variant=f"{task.threads} threads")
 
 
-def prepare_step(task: Task) -> list[Prepared] | Refused:
+def prepare_step(task: Task) -> list[Prepared]:
     """Return a decode step as one graph of all layers' rotations; f32 and f16."""
     xs, ys = ([tensor for layer in layers for tensor in layer] for layers in (task.x, task.y))
     rows = _rows(task)
     # For so little work, waking threads may cost more than it saves: one thread is timed as well.
     counts = sorted({task.threads, 1}, reverse=True)
     made = _computations(task, rows, [(xs, ys)], counts)
-    if isinstance(made, Refused):
-        return made
 
     def at_position(compute: Callable[[int], None]) -> Callable[[int], Any]:
         def call(position: int) -> Any:
@@ -61,14 +59,14 @@ def _rows(task: Task) -> Rows:
 
 def _computations(
     task: Task, rows: Rows, groups: Sequence[tuple[Tensors, Tensors]], counts: Sequence[int]
-) -> list[tuple[Callable[[int], None], None, Callable[[], None]]] | Refused:
+) -> list[tuple[Callable[[int], None], None, Callable[[], None]]]:
     """Return, by the number of threads, a call that computes the graph of group i, and what frees its memory."""
     g: Any = importlib.import_module("ggml")
     nodes = sum(4 * len(xs) + 16 for xs, _ in groups)
     size = len(groups) * int(g.ggml_graph_overhead()) + nodes * int(g.ggml_tensor_overhead()) + (1 << 20)
     context = g.ggml_init(g.ggml_init_params(mem_size=size, mem_buffer=None, no_alloc=True))
     if not context:
-        return Refused("ggml_init failed")
+        raise Refused("ggml_init failed")
     graphs = [_graph(g, context, task, rows, xs, ys) for xs, ys in groups]
 
     def with_threads(threads: int) -> tuple[Callable[[int], None], None, Callable[[], None]]:

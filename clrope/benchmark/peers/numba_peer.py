@@ -45,10 +45,10 @@ def _loops(interleaved: bool) -> Any:
     return loops
 
 
-def prepare(task: Task) -> Prepared | Refused:
+def prepare(task: Task) -> Prepared:
     """Return a call of the compiled loops; float32 only."""
     if task.workload.dtype != "f32":
-        return Refused("numba has no 16-bit floating-point arithmetic on CPUs")
+        raise Refused("numba has no 16-bit floating-point arithmetic on CPUs")
     numba: Any = importlib.import_module("numba")
     numba.set_num_threads(min(task.threads, numba.config.NUMBA_NUM_THREADS))
     loops = _loops(task.interleaved)

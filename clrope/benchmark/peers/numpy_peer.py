@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from ..entry import Refused
 from . import Prepared, Task
 
 colour = "#c9c9c9"
 packages = ("numpy",)
 
 
-def prepare(task: Task) -> Prepared | Refused:
+def prepare(task: Task) -> Prepared:
     """Return a call that rotates with slices."""
     cos, sin = task.broadcast(task.cos), task.broadcast(task.sin)
     n, half = task.rotated, task.rotated // 2

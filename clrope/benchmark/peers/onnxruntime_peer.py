@@ -16,12 +16,12 @@ packages = ("onnxruntime", "onnx")
 _ELEMENT = {"f32": "float", "f16": "float16"}
 
 
-def prepare(task: Task) -> Prepared | Refused:
+def prepare(task: Task) -> Prepared:
     """Return a run of one session a tensor shape, with tensors as [B, S, N * D], their order in memory."""
     if task.workload.in_place:
-        return Refused("the operator has no in-place form")
+        raise Refused("the operator has no in-place form")
     if task.workload.dtype not in _ELEMENT:
-        return Refused("the operator has no bfloat16 on CPUs")
+        raise Refused("the operator has no bfloat16 on CPUs")
     rows = np.arange(task.cos.shape[0], dtype=np.int64).reshape(-1, task.workload.tensors[0][1])
     batch = task.workload.tensors[0][0]
     ids = np.ascontiguousarray(np.broadcast_to(rows, (batch, rows.shape[1])))

@@ -14,10 +14,10 @@ colour = "#9273c4"
 packages = ("torch",)
 
 
-def prepare(task: Task) -> Prepared | Refused:
+def prepare(task: Task) -> Prepared:
     """Return a call of the compiled function."""
     if not any(shutil.which(compiler) for compiler in (os.environ.get("CXX", "g++"), "g++", "clang++")):
-        return Refused("no C++ compiler was found")
+        raise Refused("no C++ compiler was found")
     torch: Any = importlib.import_module("torch")
     # Otherwise torch counts earlier workloads as one function with changing shapes, and stops compiling.
     torch._dynamo.reset()

@@ -17,10 +17,10 @@ colour = "#c7b8e0"
 packages = ("torch",)
 
 
-def prepare(task: Task, transform: Callable[[Any], Any] = lambda function: function) -> Prepared | Refused:
+def prepare(task: Task, transform: Callable[[Any], Any] = lambda function: function) -> Prepared:
     """Return a call of the function. transform: compiles the function first."""
     if task.workload.in_place:
-        return Refused("model code makes new tensors")
+        raise Refused("model code makes new tensors")
     torch: Any = importlib.import_module("torch")
     torch.set_num_threads(task.threads)
     cos, sin = (torch.from_numpy(task.broadcast(t)).to(_dtype(torch, task.workload.dtype)) for t in _tables(task))
@@ -34,7 +34,7 @@ def prepare(task: Task, transform: Callable[[Any], Any] = lambda function: funct
     return Prepared(call, lambda results: _arrays(torch, results))
 
 
-def prepare_step(task: Task) -> list[Prepared] | Refused:
+def prepare_step(task: Task) -> list[Prepared]:
     """Return a decode step: rows of the tables by position, once for all layers, as in model code."""
     torch: Any = importlib.import_module("torch")
     torch.set_num_threads(task.threads)
