@@ -1,14 +1,16 @@
 """`Case`: one RoPE call in the notation of ggml's test-backend-ops, `ROPE(type=f32,ne_a=[128,32,2,1],...)`.
 
-The ten fields of the published grid are always written; fields that this project adds only where they differ from
-their default, so that a line of the grid and a case's own text are the same.
+The ten fields of the published grid are always written. Fields that this project adds are written where they differ
+from their default: the text of a case from the grid is the line of the grid.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from typing import Any, get_type_hints
+
+import msgspec
 
 from ..config import SECTION_MODES, Angles, RopeConfig, parse_mode
 from ..errors import ConfigError
@@ -17,12 +19,12 @@ from ..layout import DTYPES
 #: How positions are drawn. 'far': all of ±2**31; 'offset': one int; 'offsets': [B]; 'batch': [B, S]; 'three': [3, S].
 POSITIONS = ("random", "signed", "offset", "offsets", "batch", "three", "far")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-#: Number of ways in which x can be laid out in memory; `clrope.suite.case_memory` says which.
+#: Layouts of x in memory; see `Case.v`.
 VIEWS = range(6)
 
 _OPS = {"ROPE": True, "ROPE_BACK": False}
 _TEXT = re.compile(r"\s*(\w+)\((.*)\)\s*(?:#.*)?")
-#: A comma that is not inside brackets parts two fields.
+#: A comma outside brackets separates two fields.
 _COMMA = re.compile(r",(?![^\[]*\])")
 
 
@@ -32,7 +34,7 @@ class Case:
 
     type:   'f32', 'f16', 'bf16', 'f64'.
     ne_a:   ggml's lengths [D, N, S, B].
-    n_dims: as ggml's test_rope has it: rotated elements; in mode 24 (vision) twice RopeConfig's n_dims.
+    n_dims: as in ggml's test_rope: rotated elements; in mode 24 (vision) twice RopeConfig's n_dims.
     mode:   ggml's integer.
     n_ctx:  positions are below it.
     fs, ef, af: freq_scale, ext_factor, attn_factor.
@@ -42,7 +44,7 @@ class Case:
             5 every third element, the other axes backwards.
     inplace: whether the output is the input.
     n_offs, base, n_ctx_orig, bf (beta_fast), bs (beta_slow): as in RopeConfig; bf and bs are 1 as in test_rope.
-    sections: None: what test_rope sets.
+    sections: None: the sections of test_rope.
     lo:     order of the axes in memory, letters b, s, n, d (without b: rank 3).
     o:      0: the output is dense; 1: it is laid out as x is.
     pos:    one of `POSITIONS`; pt: their integer type.
@@ -92,7 +94,7 @@ class Case:
 
     @property
     def shape(self) -> dict[str, int]:
-        """Lengths by letter."""
+        """Lengths by axis."""
         return dict(zip("dnsb", self.ne_a, strict=True))
 
     @property
@@ -115,11 +117,6 @@ class Case:
             angles=self.angles,
         )  # fmt: skip
 
-    @property
-    def label(self) -> str:
-        """The case in words; `parse_case` reads it back."""
-        return str(self)
-
     def __str__(self) -> str:
         parts = [
             f"{f.name}={_text(getattr(self, f.name))}"
@@ -130,7 +127,7 @@ class Case:
 
 
 def parse_case(text: str) -> Case:
-    """Read a case from its notation; what stands behind a `#` is a remark.
+    """Read a case from its notation; text after a `#` is a remark.
 
     Raises `ConfigError` with the text for unknown operations, unknown or missing fields and malformed values.
     """
@@ -139,7 +136,7 @@ def parse_case(text: str) -> Case:
         raise ConfigError(
             f"case: got {text.strip()!r}, the form is ROPE(type=f32,ne_a=[128,32,2,1],...) or ROPE_BACK(...)"
         )
-    known = {f.name: f for f in fields(Case) if f.name != "forward"}
+    known, hints = {f.name: f for f in fields(Case) if f.name != "forward"}, get_type_hints(Case)
     values: dict[str, Any] = {"forward": _OPS[match[1]]}
     for part in _COMMA.split(match[2]):
         name, equals, value = part.strip().partition("=")
@@ -147,10 +144,14 @@ def parse_case(text: str) -> Case:
             raise ConfigError(
                 f"case: {part.strip()!r} in {text.strip()!r}, each of {', '.join(known)} can be given once"
             )
+        kind = str(known[name].type)
         try:
-            values[name] = _READERS[str(known[name].type)](value)
-        except ValueError as error:
-            raise ConfigError(f"case: {part.strip()!r} in {text.strip()!r}: {error}") from error
+            values[name] = (
+                value if kind in ("str", "Angles") else msgspec.json.decode(value, type=hints[name], strict=False)
+            )
+        except msgspec.MsgspecError as error:
+            allowed = {"bool": "0 or 1", "int": "an integer", "float": "a number"}.get(kind, "4 integers in brackets")
+            raise ConfigError(f"case: {part.strip()!r} in {text.strip()!r}, allowed is {allowed}") from error
     missing = [n for n, f in known.items() if f.default is MISSING and n not in values]
     if missing:
         raise ConfigError(f"case: {text.strip()!r} has no {', '.join(missing)}")
@@ -166,26 +167,3 @@ def _text(value: object) -> str:
     if isinstance(value, tuple):
         return "[" + ",".join(map(str, value)) + "]"
     return str(value)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    if not (text.startswith("[") and text.endswith("]")):
-        raise ValueError("a list in brackets is needed")
-    return tuple(int(part) for part in text[1:-1].split(","))
-
-
-def _flag(text: str) -> bool:
-    if text not in ("0", "1"):
-        raise ValueError("0 or 1 is needed")
-    return text == "1"
-
-
-_READERS: dict[str, Any] = {
-    "str": str,
-    "Angles": str,
-    "int": int,
-    "float": float,
-    "bool": _flag,
-    "tuple[int, int, int, int]": _numbers,
-    "tuple[int, int, int, int] | None": _numbers,
-}

@@ -76,10 +76,10 @@ def test_any_case_reads_back(case: Case) -> None:
         (TEXT.replace("v=0", "v=0,v=0"), "can be given once"),
         (TEXT.replace(",v=0", ""), "has no v$"),
         (TEXT.replace("type=f16,", "").replace("ff=1,", ""), "has no type, ff$"),
-        (TEXT.replace("ff=1", "ff=yes"), "'ff=yes' .* 0 or 1 is needed"),
-        (TEXT.replace("n_dims=20", "n_dims=x"), "'n_dims=x'"),
-        (TEXT.replace("[80,32,2,1]", "80"), "a list in brackets is needed"),
-        (TEXT.replace("[80,32,2,1]", "[80,32,2]"), r"ne_a: got \[80, 32, 2\], 4 lengths"),
+        (TEXT.replace("ff=1", "ff=yes"), "'ff=yes' .* allowed is 0 or 1"),
+        (TEXT.replace("n_dims=20", "n_dims=x"), "'n_dims=x' .* an integer"),
+        (TEXT.replace("[80,32,2,1]", "80"), "'ne_a=80' .* 4 integers in brackets"),
+        (TEXT.replace("[80,32,2,1]", "[80,32,2]"), r"'ne_a=\[80,32,2\]' .* 4 integers in brackets"),
         (TEXT.replace("[80,32,2,1]", "[80,0,2,1]"), "ne_a: .* at least 1"),
         (TEXT.replace("f16", "q4_0"), "type: got 'q4_0', allowed are f16, bf16, f32, f64"),
         (TEXT.replace("mode=2", "mode=3"), "mode: got 3"),
@@ -87,7 +87,7 @@ def test_any_case_reads_back(case: Case) -> None:
         (TEXT.replace("v=0", "v=0,pos=anywhere"), "pos: got 'anywhere'"),
         (TEXT.replace("v=0", "v=0,lo=bsn"), "lo: got 'bsn'"),
         (TEXT.replace("2,1]", "2,3]").replace("v=0", "v=0,lo=snd"), "without b for one batch only"),
-        (TEXT.replace("v=0", "v=0,sections=[1,2]"), "4 counts are needed"),
+        (TEXT.replace("v=0", "v=0,sections=[1,2]"), "4 integers in brackets"),
     ],
 )
 def test_what_is_no_case_is_refused_by_name(text: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Ascend's rotary_mul for the suite: every mode, type and choice of axes on which r1 and r2 have length 1."""
+"""Ascend's rotary_mul: every mode, type and choice of axes on which r1 and r2 have length 1."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ....interop import ascend
 from ....layout import DTYPES, dtype_name
 from .block import Block
-from .formula import KINDS, Array, computed_in, uniform
+from .formula import KINDS, Array, FormulaCall, uniform
 from .line import Line
 
 if TYPE_CHECKING:
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
 
 NEEDS = ""
 MODES = tuple(ascend.ROTARY_MODES)
-#: Where the result goes: a new array, an array given as out, x itself.
+#: The result is a new array, the array `out`, or x.
 RESULTS = ("new", "out", "inplace")
 
 
 @dataclass(eq=False)
-class AscendCall:
+class AscendCall(FormulaCall):
     """One call; x may be any view."""
 
     x: Array
@@ -37,12 +36,11 @@ class AscendCall:
     result: str = "new"
     out: Block | None = None
 
-    @property
-    def kind(self) -> str:
-        """x's type."""
-        return dtype_name(self.x.dtype)
+    def __post_init__(self) -> None:
+        self.kind = dtype_name(self.x.dtype)
 
-    def _formula(self, real: Any) -> Array:
+    def formula(self, real: Any) -> Array:
+        """Return the documented formula of the mode."""
         x, r1, r2 = (a.astype(real) for a in (self.x, self.r1, self.r2))
         if self.rotary_mode == "half":
             x1, x2 = np.split(x, 2, -1)
@@ -56,21 +54,12 @@ class AscendCall:
         x1, x2 = x[..., ::2], x[..., 1::2]
         return np.asarray(np.concatenate([x1, x2], -1) * r1 + np.concatenate([-x2, x1], -1) * r2)
 
-    def want(self) -> npt.NDArray[np.float64]:
-        """The published formulas in float64."""
-        return self._formula(np.float64)
-
-    def right_bits(self) -> Array:
-        """The same in the type of the kernels."""
-        rounded: Array = self._formula(computed_in(self.kind)).astype(self.x.dtype)
-        return rounded
-
     def run(self, **options: Any) -> Any:
         """Call the adapter with these inputs."""
         return ascend.rotary_mul(self.x, self.r1, self.r2, self.rotary_mode, **options)
 
     def apply(self, device: DeviceInfo) -> tuple[Array, list[str]]:
-        """Call the adapter, with `out` between bytes that must not change."""
+        """Call the adapter, with guard bytes around `out`."""
         errors = []
         before = np.array(self.x)
         if self.out is None:
@@ -83,8 +72,7 @@ class AscendCall:
             got = ascend.rotary_mul(x, self.r1, self.r2, self.rotary_mode, out=block.view, device=device)
             if got is not block.view:
                 errors.append("the result is not out")
-            if block.changed(self.out, around=True):
-                errors.append(f"{block.changed(self.out, around=True)} bytes outside out changed")
+            errors += block.errors(self.out, "bytes outside out", around=True)
         if np.array(self.x).tobytes() != before.tobytes():
             errors.append("x changed")
         return np.array(got), errors
@@ -97,7 +85,7 @@ class AscendCall:
 
 
 def draw(rng: np.random.Generator, mode: str, kind: str, ones: Sequence[bool], result: str = "new") -> AscendCall:
-    """Draw lengths, strides and numbers; ones: the axes on which r1 and r2 have length 1."""
+    """Draw lengths, strides and values; ones: the axes on which r1 and r2 have length 1."""
     head_dim = (4 if mode == "quarter" else 2) * int(rng.integers(1, 40))
     shape = (*(int(n) for n in rng.integers(1, 6, 3)), head_dim)
     x = uniform(rng, (*shape[:3], head_dim + 3), kind)[..., 2 : head_dim + 2]
@@ -117,7 +105,7 @@ def calls(rng: np.random.Generator, kinds: Sequence[str] = KINDS) -> Iterator[As
 
 
 def lines() -> Iterator[Line]:
-    """Every mode, type and shape of r1, r2, 1 standing for a length of 1 and N for x's."""
+    """Yield every mode, type and shape of r1 and r2; in labels, 1 is a length of 1, N the length of x."""
     for i, (kind, mode, ones) in enumerate(product(KINDS, MODES, product((True, False), repeat=3))):
         result = RESULTS[i % 3]
         if mode == "interleave-half" and result == "inplace":  # it moves elements

@@ -1,4 +1,4 @@
-"""A tensor somewhere in a larger piece of memory, with all bytes around it as they were before a call."""
+"""A tensor inside a larger memory block; the bytes around it must not change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = npt.NDArray[Any]
 
 
 class Block:
-    """`view`, of any strides, in `memory`, bytes that are poison around it (and in it until something is stored)."""
+    """`view`, of any strides, in `memory`, which is poison except for the values stored in the view."""
 
     def __init__(
         self, memory: npt.NDArray[np.uint8], shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...], offset: int
@@ -34,7 +34,7 @@ class Block:
 
     @classmethod
     def drawn(cls, rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Block:
-        """Return a window of a larger tensor: the last axis is dense, the others are in any order."""
+        """Return a window of a larger tensor: the last axis is dense, the other axes are in any order."""
         pads = [int(n) for n in rng.integers(0, 3, len(shape))]
         pads[-1] *= 4
         order = [*(int(axis) for axis in rng.permutation(len(shape) - 1)), len(shape) - 1]
@@ -45,12 +45,17 @@ class Block:
         return cls(poisoned(length, byte=NAN_POISON), shape, dtype, tuple(steps), offset)
 
     def copy(self) -> Block:
-        """Return the same on memory of its own."""
+        """Return a copy with memory of its own."""
         return Block(self.memory.copy(), self.view.shape, self.view.dtype, self.view.strides, self.offset)
 
     def changed(self, before: Block, *, around: bool = False) -> int:
-        """Return how many bytes are not what they were; around: but for those of the view."""
-        # With an axis of bytes behind the others, as the memory has.
+        """Return how many bytes differ from the block before; around: without the bytes of the view."""
+        # The last axis goes over the bytes of an element.
         shape, strides = (*self.view.shape, self.view.itemsize), (*self.view.strides, 1)
         views = [np.ndarray(shape, np.uint8, self.memory, self.offset, strides)] if around else []
         return int(np.count_nonzero(changed_outside(self.memory, before.memory, views)))
+
+    def errors(self, before: Block, what: str, *, around: bool = False) -> list[str]:
+        """Return the error for changed bytes, if there are any."""
+        count = self.changed(before, around=around)
+        return [f"{count} {what} changed"] if count else []

@@ -1,7 +1,7 @@
-"""Rotation by cos and sin, as the peers' documents write it, in any floating-point type.
+"""Rotation by cos and sin, from the peers' documents, in any floating-point type.
 
-In float64 it is the reference. In the type that the kernels compute in, each operation being rounded once as there, it
-gives their very bits.
+In float64 the formula is the reference. In the kernels' type it rounds every operation as the kernels do and gives the
+same bits.
 """
 
 from __future__ import annotations
@@ -15,21 +15,35 @@ from ....layout import DTYPES
 
 Array = npt.NDArray[Any]
 
-#: The types that peers have in common.
+#: The types of most peers.
 KINDS = ("f16", "bf16", "f32", "f64")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 
-def computed_in(kind: str) -> Any:
-    """Return the type in which tensors of a type are computed: float64 for itself, float32 for all others."""
-    return np.float64 if kind == "f64" else np.float32
+class FormulaCall:
+    """A call of an adapter with a formula for its result of type `kind`."""
+
+    kind: str
+
+    def formula(self, real: Any) -> Array:
+        """Return the result with all arithmetic of type `real`."""
+        raise NotImplementedError
+
+    def want(self) -> npt.NDArray[np.float64]:
+        """Return the formula in float64."""
+        return self.formula(np.float64)
+
+    def right_bits(self) -> Array | None:
+        """Return the formula in the type of the kernels' arithmetic: float64 for f64, float32 otherwise."""
+        rounded: Array = self.formula(np.float64 if self.kind == "f64" else np.float32).astype(DTYPES[self.kind])
+        return rounded
 
 
 def turned(x: Array, cos: Array, sin: Array, neighbours: bool, real: Any) -> Array:
     """Return x with the first 2 P elements of its last axis rotated, of type `real`.
 
-    x: [..., D]. cos, sin: [..., P], broadcastable to x's other axes. Pairs are neighbours (2i, 2i + 1), or halves
-    (i, i + P): first' = first cos - second sin, second' = second cos + first sin.
+    x: [..., D]. cos, sin: [..., P], broadcastable to x's other axes. Pairs are neighbours (2i, 2i + 1) or (i, i + P):
+    first' = first cos - second sin, second' = second cos + first sin.
     """
     out = x.astype(real)
     pairs = cos.shape[-1]
@@ -45,6 +59,6 @@ def turned(x: Array, cos: Array, sin: Array, neighbours: bool, real: Any) -> Arr
 
 
 def uniform(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> Array:
-    """Return numbers of a type, uniform in [-1, 1]."""
+    """Return random values of a type, uniform in [-1, 1]."""
     drawn: Array = rng.uniform(-1, 1, shape).astype(DTYPES[kind])
     return drawn

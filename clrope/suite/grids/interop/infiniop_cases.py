@@ -1,4 +1,4 @@
-"""InfiniOp's RoPE for the suite: descriptors of both ranks and algorithms, all types, any strides, in place or not."""
+"""InfiniOp's RoPE: descriptors of both ranks and algorithms, all types, any strides, in place or not."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ....interop.infiniop import Algo, RoPEDescriptor
 from ....layout import DTYPES
 from .block import Block
-from .formula import INTEGERS, KINDS, Array, computed_in, turned, uniform
+from .formula import INTEGERS, KINDS, Array, FormulaCall, turned, uniform
 from .line import Line
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ NEEDS = ""
 
 
 @dataclass(eq=False)
-class InfiniopCall:
+class InfiniopCall(FormulaCall):
     """One call; in place, y is x."""
 
     y: Block
@@ -37,37 +36,27 @@ class InfiniopCall:
 
     @property
     def tensors(self) -> tuple[Array, Array, Array, Array, Array]:
-        """What the descriptor takes, in its order."""
+        """The descriptor's arguments."""
         return self.y.view, self.x.view, self.pos_ids, self.sin_table, self.cos_table
 
-    def _rotated(self, real: Any) -> Array:
+    def formula(self, real: Any) -> Array:
+        """Rotate each token by its row of the tables."""
         x = self.x.view
         batch = x.shape[0] if x.ndim == 4 else 1
         rows = np.broadcast_to(self.pos_ids.astype(np.int64), (batch, x.shape[-3])).reshape(x.shape[:-2])
         cos, sin = self.cos_table[rows][..., None, :], self.sin_table[rows][..., None, :]
         return turned(x, cos, sin, self.algo == Algo.GPT_J, real)
 
-    def want(self) -> npt.NDArray[np.float64]:
-        """Each token by its row of the tables, in float64."""
-        return self._rotated(np.float64)
-
-    def right_bits(self) -> Array:
-        """The same in the type of the kernels."""
-        rotated: Array = self._rotated(computed_in(self.kind)).astype(DTYPES[self.kind])
-        return rotated
-
     def apply(self, device: DeviceInfo) -> tuple[Array, list[str]]:
         """Run the descriptor on copies of y's and x's memory."""
         x = self.x.copy()
         y = x if self.y is self.x else self.y.copy()
-        tensors = (y.view, x.view, self.pos_ids, self.sin_table, self.cos_table)
+        tensors = (y.view, x.view, *self.tensors[2:])
         errors = []
         if RoPEDescriptor(*tensors, self.algo, device=device).run(*tensors) is not y.view:
             errors.append("the result is not y")
-        if y.changed(self.y, around=True):
-            errors.append(f"{y.changed(self.y, around=True)} bytes outside y changed")
-        if y is not x and x.changed(self.x):
-            errors.append(f"{x.changed(self.x)} bytes of x changed")
+        errors += y.errors(self.y, "bytes outside y", around=True)
+        errors += x.errors(self.x, "bytes of x") if y is not x else []
         return np.array(y.view), errors
 
     def __str__(self) -> str:
@@ -82,7 +71,7 @@ class InfiniopCall:
 def draw(
     rng: np.random.Generator, kind: str, algo: Algo, rank: int, inplace: bool, pos_type: str, per_batch: bool
 ) -> InfiniopCall:
-    """Draw lengths, strides, positions and numbers; tables hold any numbers, not cos and sin of anything."""
+    """Draw lengths, strides, positions and values; tables hold arbitrary values, not cosines and sines."""
     dhead = 2 * int(rng.integers(1, 65))
     shape = (*(int(n) for n in rng.integers(1, 6, rank - 1)), dhead)
     batch, seqlen = (shape[0] if rank == 4 else 1), shape[-3]
@@ -96,7 +85,7 @@ def draw(
 
 
 def calls(rng: np.random.Generator, count: int, kinds: Sequence[str] = KINDS) -> Iterator[InfiniopCall]:
-    """Yield random calls of every sort."""
+    """Yield random calls."""
     for _ in range(count):
         yield draw(
             rng, str(rng.choice(kinds)), Algo(int(rng.integers(0, 2))), int(rng.integers(3, 5)),
@@ -105,11 +94,11 @@ def calls(rng: np.random.Generator, count: int, kinds: Sequence[str] = KINDS) ->
 
 
 def lines() -> Iterator[Line]:
-    """Every type, algorithm and rank, in place or not, pos_ids of every integer type, for all batches or for each."""
+    """Yield every type, algorithm and rank, in place or not, pos_ids of every integer type, shared or per batch."""
     for i, (kind, algo, rank, inplace, per_batch) in enumerate(
         product(KINDS, Algo, (3, 4), (False, True), (False, True))
     ):
-        # 64 lines: each of the 8 integer types 8 times, and with each type of numbers.
+        # 64 lines: each of the 8 integer types 8 times, with every type of x.
         pos_type = INTEGERS[(i + i // 8) % 8]
         label = (
             f"INFINIOP(type={kind},algo={algo.name},rank={rank},inplace={int(inplace)},pos={pos_type}"

@@ -1,4 +1,4 @@
-"""ONNX's RotaryEmbedding for the suite: opset 23 and com.microsoft, as functions and through the `Backend`."""
+"""ONNX's RotaryEmbedding: opset 23 and com.microsoft, as functions and through the `Backend`."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ import numpy as np
 import numpy.typing as npt
 
 from ....interop import onnx as adapter
-from ....layout import DTYPES
-from .formula import Array, computed_in, turned, uniform
+from .formula import Array, FormulaCall, turned, uniform
 from .line import Line
 
 if TYPE_CHECKING:
     from ....device import DeviceInfo
 
-#: For the `Backend`; the functions need nothing.
+#: The `Backend` alone needs it.
 NEEDS = "onnx"
 Domain = Literal["ai.onnx", "com.microsoft"]
 TYPES = ("f32", "f16", "bf16")
 
 
 @dataclass(eq=False)
-class OnnxCall:
-    """One node: its inputs in the schema's order (None for one that is left out) and its attributes.
+class OnnxCall(FormulaCall):
+    """One node: its inputs in the schema's order (None for an omitted input) and its attributes.
 
     x: [batch, num_heads, sequence, head_size] or [batch, sequence, hidden_size]; heads: num_heads in either case.
     """
@@ -49,7 +48,8 @@ class OnnxCall:
             return [self.x, self.position_ids, self.cos_cache, self.sin_cache]
         return [self.x, self.cos_cache, self.sin_cache, self.position_ids]
 
-    def _rotated(self, real: Any) -> Array:
+    def formula(self, real: Any) -> Array:
+        """Return the schema's function."""
         batch, seq = self.x.shape[0], self.x.shape[-2]
         x = self.x.reshape(batch, seq, self.heads, -1) if self.x.ndim == 3 else self.x.transpose(0, 2, 1, 3)
         cos, sin = self.cos_cache, self.sin_cache  # [batch, sequence, R / 2]
@@ -61,15 +61,6 @@ class OnnxCall:
             cos, sin = cos[rows], sin[rows]
         y = turned(x, cos[:, :, None], sin[:, :, None], bool(self.attributes["interleaved"]), real)
         return y.reshape(self.x.shape) if self.x.ndim == 3 else np.ascontiguousarray(y.transpose(0, 2, 1, 3))
-
-    def want(self) -> npt.NDArray[np.float64]:
-        """The schema's function in float64."""
-        return self._rotated(np.float64)
-
-    def right_bits(self) -> Array:
-        """The same in the type of the kernels."""
-        rotated: Array = self._rotated(computed_in(self.kind)).astype(DTYPES[self.kind])
-        return rotated
 
     def apply(self, device: DeviceInfo) -> tuple[Array, list[str]]:
         """Call the function, or run a model of this one node."""
@@ -115,7 +106,7 @@ class OnnxCall:
 def draw(
     rng: np.random.Generator, domain: Domain, kind: str, rank: int, interleaved: bool, ids: bool, backend: bool = False
 ) -> OnnxCall:
-    """Draw lengths and numbers; caches hold any numbers, not cos and sin of anything.
+    """Draw lengths and values; caches hold arbitrary values, not cosines and sines.
 
     ids: position_ids [batch, sequence]; False: none and a row of the caches for each token (opset 23), or [1] as the
     first token's position (com.microsoft).
@@ -126,7 +117,7 @@ def draw(
     rotated = 2 * int(rng.integers(1, head_size // 2 + 1)) if partly else head_size
     microsoft = domain == "com.microsoft"
     attributes = {"interleaved": int(interleaved), "rotary_embedding_dim": rotated if partly else 0}
-    # Where nothing else tells the number of heads it must be given; elsewhere it may be.
+    # Required where no shape gives the number of heads; optional elsewhere.
     needed = rank == 3 and (partly or not microsoft)
     attributes["num_heads"] = heads if needed or rng.random() < 0.5 else 0
     packed = microsoft and bool(rng.random() < 0.3)
@@ -147,7 +138,7 @@ def draw(
 
 
 def lines() -> Iterator[Line]:
-    """Both operators in every type, rank, pairing and form of positions; some of them as models for the `Backend`."""
+    """Yield both operators in every type, rank, pairing and form of positions; some also for the `Backend`."""
     domains: tuple[Domain, ...] = ("ai.onnx", "com.microsoft")
     for domain, kind, rank, interleaved, ids, n in product(
         domains, TYPES, (3, 4), (False, True), (True, False), range(2)

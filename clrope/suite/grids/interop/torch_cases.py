@@ -1,6 +1,6 @@
-"""The torch module for the suite: tables, offsets and position ids in all their forms, types that promote, gradients.
+"""The torch module: tables, offsets and position ids in all their forms, promotion of types, gradients.
 
-Inputs are drawn and checked in NumPy, so that the lines are the same where torch is not installed.
+NumPy draws and checks the inputs: the lines are the same where torch is not installed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ....layout import DTYPES
-from .formula import KINDS, Array, computed_in, turned, uniform
+from .formula import KINDS, Array, FormulaCall, turned, uniform
 from .line import Line
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ SOURCES = (
 
 
 @dataclass(eq=False)
-class TorchCall:
+class TorchCall(FormulaCall):
     """One call of `RoPE(scale, base, dims, interleaved)`, or of its gradient.
 
     x:         [batch, ..., seq_len, embed], any strides. given: the other arguments of `forward`, by name.
@@ -66,24 +65,18 @@ class TorchCall:
         theta = (self.positions * scale)[..., None] * omega
         return np.cos(theta), np.sin(theta)
 
-    def _formula(self, real: Any) -> Array:
+    def formula(self, real: Any) -> Array:
+        """Return the rotation, or its transpose for a gradient."""
         cos, sin = self._tables()
         x, sin = (self.x, sin) if self.gradient is None else (self.gradient, -sin)
         return turned(x, cos, sin, self.interleaved, real)
 
-    def want(self) -> npt.NDArray[np.float64]:
-        """The rotation, or its transpose, in float64."""
-        return self._formula(np.float64)
-
     def right_bits(self) -> Array | None:
-        """By tables: the same in the type of the kernels."""
-        if self.positions is not None:
-            return None
-        bits: Array = self._formula(computed_in(self.kind)).astype(DTYPES[self.kind])
-        return bits
+        """Return the formula in the type of the kernels' arithmetic; None unless angles come from tables."""
+        return super().right_bits() if self.positions is None else None
 
     def apply(self, device: DeviceInfo) -> tuple[Array, list[str]]:
-        """Call the module on tensors over these arrays."""
+        """Call the module on tensors that share the arrays' memory."""
         from ....interop.torch import RoPE
 
         module = RoPE(self.scale, self.base, self.dims, self.interleaved)
@@ -128,7 +121,7 @@ def _array(tensor: Any) -> Array:
 
 @contextmanager
 def _poison() -> Iterator[None]:
-    """While open, memory that torch allocates begins as NaN."""
+    """While open, torch fills new memory with NaN."""
     import torch
 
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
@@ -145,7 +138,7 @@ def _poison() -> Iterator[None]:
 
 @contextmanager
 def _chosen(device: DeviceInfo) -> Iterator[None]:
-    """While open, the device is the one that calls without a device run on."""
+    """While open, calls without a device run on this one."""
     before = os.environ.get("CLROPE_DEVICE")
     os.environ["CLROPE_DEVICE"] = device.index
     try:
@@ -158,7 +151,7 @@ def _chosen(device: DeviceInfo) -> Iterator[None]:
 
 
 def draw(rng: np.random.Generator, kind: str, interleaved: bool, source: str, gradient: bool = False) -> TorchCall:
-    """Draw shape, strides, attributes, positions and numbers."""
+    """Draw shape, strides, attributes, positions and values."""
     rank = int(rng.integers(3, 7))
     shape = (*(int(n) for n in rng.integers(1, 4, rank - 2)), int(rng.integers(1, 8)), 2 * int(rng.integers(1, 24)))
     batch, seq, embed = shape[0], shape[-2], shape[-1]
@@ -187,7 +180,7 @@ def draw(rng: np.random.Generator, kind: str, interleaved: bool, source: str, gr
 def _positions(
     rng: np.random.Generator, source: str, shape: tuple[int, ...]
 ) -> tuple[Array | None, dict[str, Any]]:  # fmt: skip
-    """Return positions, [seq], [batch, seq] or of x's axes (None for tables), and the arguments that say them."""
+    """Return positions, [seq], [batch, seq] or of x's axes (None for tables), and the arguments for them."""
     batch, seq = shape[0], shape[-2]
     tokens = np.arange(seq)
     if source in ("tables", "broadcast"):
@@ -227,7 +220,7 @@ def promoted(*kinds: str) -> str:
 
 
 def lines() -> Iterator[Line]:
-    """Every source of angles in every type and pairing, gradients of some, and every mixture of types."""
+    """Yield every source of angles in every type and pairing, gradients of some, and every mixture of types."""
     for kind, interleaved, source in product(KINDS, (False, True), SOURCES):
         label = f"TORCH(type={kind},interleaved={int(interleaved)},from={source})"
         yield Line(label, kind, partial(draw, kind=kind, interleaved=interleaved, source=source), NEEDS)
