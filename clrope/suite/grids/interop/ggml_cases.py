@@ -1,7 +1,7 @@
-"""ggml's rope operators for the suite: forward, in place, backward, views by ne and nb, and rows of a cache.
+"""ggml's rope operators: forward, in place, backward, views by ne and nb, and rows of a cache.
 
-The formulas are ggml's once more (`ggml_compute_forward_rope`, `ggml_mrope_cache_init`, `rope_yarn`,
-`ggml_rope_yarn_corr_dims`), in float64 and sharing nothing with the package's own angles.
+The formulas are ggml's (`ggml_compute_forward_rope`, `ggml_mrope_cache_init`, `rope_yarn`, `ggml_rope_yarn_corr_dims`),
+in float64. They share nothing with the package's own angles.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ NEEDS = ""
 MODES: dict[Mode, int] = {"normal": 0, "neox": 2, "mrope": 8, "vision": 24, "imrope": 40}
 TYPES = ("f32", "f16")
 _VISION, _IMROPE = MODES["vision"], MODES["imrope"]
-#: The float arguments that leave the angle as it is.
+#: Float arguments without any scaling.
 PLAIN = {"n_ctx_orig": 0, "freq_base": 1e4, "freq_scale": 1.0, "ext_factor": 0.0, "attn_factor": 1.0, "beta_fast": 32.0,
          "beta_slow": 1.0}  # fmt: skip
 
 
 @dataclass(eq=False)
 class GgmlCall:
-    """One call of ggml's rope: what is needed to make it here and in ggml."""
+    """The arguments of one call of ggml's rope."""
 
     a: Array
     b: npt.NDArray[np.int32]
@@ -51,7 +51,7 @@ class GgmlCall:
     forward: bool = True
 
     def fields(self) -> dict[str, Any]:
-        """Return the parameters by the names of `RopeConfig`, as float32 like those of a C call."""
+        """Return the parameters by the names of `RopeConfig`, rounded to float32 as in a C call."""
         name = {number: name for name, number in MODES.items()}[self.mode]
         rounded = {k: v if k == "n_ctx_orig" else float(np.float32(v)) for k, v in self.floats.items()}
         factors = None if self.c is None else tuple(float(f) for f in self.c)
@@ -90,7 +90,7 @@ class GgmlCall:
         return emulate_rope(self.with_four_axes(), self.positions(), config, self.forward).reshape(self.a.shape)
 
     def run(self, a: Any = None, *, inplace: bool = False, **options: Any) -> Any:
-        """Call the function that fits, with `a` in place of the call's own."""
+        """Call the operator of the mode and direction. a: replaces the call's tensor."""
         name = ("multi" if self.sections else "ext") + ("_inplace" if inplace else "" if self.forward else "_back")
         multi = {"sections": self.sections} if self.sections else {}
         given = {"b": self.b, "c": self.c, "n_dims": self.n_dims, "mode": self.mode, **multi, **self.floats}
@@ -118,10 +118,10 @@ def frequencies(fields: dict[str, Any], mode: int, head_dim: int) -> tuple[list[
         if mode & 8:
             sector = i % sum(sections)
             row = row_of(mode, sector, sections)
-            if mode == _VISION:  # a section begins with its first frequency; of two that begin together, the first does
-                begins = [sum(sections[:k]) for k in range(4)]
-                if sector in begins:
-                    powers[begins.index(sector)] = 0
+            # Each section of a vision head begins with the first frequency; of empty sections only the first one.
+            begins = [sum(sections[:k]) for k in range(4)]
+            if mode == _VISION and sector in begins:
+                powers[begins.index(sector)] = 0
         omega = fields["freq_base"] ** (-2.0 * powers[row] / n_dims)
         if fields["freq_factors"] is not None:
             omega /= fields["freq_factors"][i]
@@ -149,7 +149,7 @@ def corr_dims(fields: dict[str, Any]) -> tuple[float, float]:
 
     def dim(rotations: float) -> float:
         context = fields["n_ctx_orig"]
-        if context == 0:  # the logarithm of 0, as floats have it
+        if context == 0:  # the logarithm of 0
             return -math.inf if fields["freq_base"] > 1 else math.inf
         turns = math.log(context / (rotations * 2 * math.pi))
         return float(fields["n_dims"] * turns / (2 * math.log(fields["freq_base"])))
@@ -167,8 +167,8 @@ def draw(
 ) -> GgmlCall:  # fmt: skip
     """Draw a call of a mode.
 
-    kind, forward: None to draw them too. whole: no axis is left out. highest: positions are below. offsets: whether
-    the rotated window may begin later. largest: of the quarters of a head.
+    kind, forward: None to draw them too. whole: no axis is omitted. highest: bound of the positions. offsets: whether
+    `n_offs` may be above 0. largest: bound of the quarters of a head.
     """
     head_dim = 4 * int(rng.integers(2, largest + 1))
     n_dims = head_dim // 2 if mode == _VISION else 2 * int(rng.integers(1, head_dim // 2 + 1))
@@ -220,7 +220,7 @@ def set_rows(call: GgmlCall, dst: Any, rows: Any, **options: Any) -> Any:
 
 @dataclass(eq=False)
 class TensorCall:
-    """A call with its tensor somewhere in memory, given as an array or by ne, nb and view_offs."""
+    """A call with its tensor in a block, as an array or by ne, nb and view_offs."""
 
     call: GgmlCall
     a: Block
@@ -233,11 +233,11 @@ class TensorCall:
         return dtype_name(self.call.a.dtype)
 
     def want(self) -> npt.NDArray[np.float64]:
-        """As of the call."""
+        """Of the call."""
         return self.call.want()
 
     def right_bits(self) -> Array:
-        """As of the call."""
+        """Of the call."""
         return self.call.right_bits()
 
     def apply(self, device: DeviceInfo) -> tuple[Array, list[str]]:
@@ -250,9 +250,7 @@ class TensorCall:
         errors = []
         if self.inplace and got is not given:
             errors.append("the result is not a")
-        changed = block.changed(self.a, around=self.inplace)
-        if changed:
-            errors.append(f"{changed} bytes of a's memory changed")
+        errors += block.errors(self.a, "bytes of a's memory", around=self.inplace)
         return np.array(got.array() if isinstance(got, ggml.Tensor) else got), errors
 
     def __str__(self) -> str:
@@ -261,7 +259,7 @@ class TensorCall:
 
 @dataclass(eq=False)
 class RowsCall:
-    """A call of rope_set_rows into a cache of either type; the result are the rows named."""
+    """A call of rope_set_rows into a cache of either type; the result is the rows of `rows`."""
 
     call: GgmlCall
     dst: Block
@@ -275,21 +273,17 @@ class RowsCall:
     def _caches(self, dst: Array) -> Array:
         return dst.reshape((1,) * (3 - dst.ndim) + dst.shape)
 
-    def _rows_of(self, rotated: Array) -> Array:
-        batch, seq = self.call.with_four_axes().shape[:2]
-        return rotated.reshape(batch, seq, -1)
-
     def want(self) -> npt.NDArray[np.float64]:
         """The rotated tokens."""
-        return self._rows_of(self.call.want())
+        return self.call.want().reshape(*self.call.a.shape[:2], -1)
 
     def right_bits(self) -> Array:
         """Rotated in a's type, then rounded to the cache's."""
-        bits: Array = self._rows_of(self.call.right_bits()).astype(DTYPES[self.kind])
+        bits: Array = self.call.right_bits().reshape(*self.call.a.shape[:2], -1).astype(DTYPES[self.kind])
         return bits
 
     def apply(self, device: DeviceInfo) -> tuple[Array, list[str]]:
-        """Store into a copy of the cache; rows that no index names must be as before."""
+        """Store into a copy of the cache; all other rows must keep their bytes."""
         errors = []
         a, block = np.array(self.call.a), self.dst.copy()
         rows = self.rows[0] if len(self.rows) == 1 else self.rows
@@ -299,8 +293,7 @@ class RowsCall:
         expected = self.dst.copy()
         for i, cache in enumerate(self._caches(expected.view)):
             cache[self.rows[i % len(self.rows)]] = got[i]
-        if block.changed(expected):
-            errors.append(f"{block.changed(expected)} bytes of dst outside the rows changed")
+        errors += block.errors(expected, "bytes of dst outside the rows")
         if self.call.a.tobytes() != a.tobytes():
             errors.append("a changed")
         return got, errors
@@ -322,13 +315,13 @@ def _draw_rows(rng: np.random.Generator, mode: int, kind: str, to: str) -> RowsC
     total = seq + 3
     parts = int(rng.choice([m for m in range(1, batch + 1) if batch % m == 0]))
     rows = np.array([rng.permutation(total)[:seq] for _ in range(parts)], np.int64)
-    # What of the cache is not rotated into is poison too.
+    # The other rows of the cache are poison too.
     dst = Block.drawn(rng, ((batch,) if batch > 1 else ()) + (total, heads * head_dim), DTYPES[to])
     return RowsCall(call, dst, rows, to)
 
 
 def lines() -> Iterator[Line]:
-    """Every operator in each of its modes and types, on arrays and on tensors by ne and nb; every cache's type."""
+    """Yield every operator in each of its modes and types, on arrays and by ne and nb, and every type of cache."""
     for mode, form, kind, by_nb, n in product(
         MODES.values(), ("", "_inplace", "_back"), TYPES, (False, True), range(2)
     ):

@@ -1,6 +1,6 @@
-"""A line of the suite: what is called, drawn from the seed, run on a poisoned output, compared with formulas and bits.
+"""A line of the suite: a call drawn from the seed, run on a poisoned output, compared with formulas and bits.
 
-`PeerCall` is what a peer's file provides; `Line` and `PeerTrial` make of it what the runner of suites takes.
+A peer's file provides `PeerCall`s. `Line` and `PeerTrial` adapt them to the runner of suites.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ Array = npt.NDArray[Any]
 
 
 class PeerCall(Protocol):
-    """One call of an adapter with its inputs; `str` of it says all that the line leaves open."""
+    """One call of an adapter with its inputs; its `str` names everything that the seed draws."""
 
     @property
     def kind(self) -> str:
         """The result's type: 'f32', 'f16', 'bf16', 'f64'."""
 
     def want(self) -> npt.NDArray[np.float64]:
-        """Return what the peer's published formulas give in float64."""
+        """Return the result of the peer's published formulas in float64."""
 
     def right_bits(self) -> Array | None:
-        """Return the result that the kernels' arithmetic gives, operation by operation in NumPy; None: not known."""
+        """Return the result of the kernels' arithmetic in NumPy, None where it is unknown."""
 
     def apply(self, device: DeviceInfo) -> tuple[Array, list[str]]:
-        """Call the adapter and return a copy of its result, and what is wrong besides; the inputs stay as they are."""
+        """Call the adapter; return a copy of its result, and errors. The inputs stay unchanged."""
 
 
 def missing(package: str) -> str:
-    """Say that a package is needed and not installed; '' if it is there or none is needed."""
+    """Return that a package is needed and not installed; '' if it is installed or none is needed."""
     if not package or importlib.util.find_spec(package) is not None:
         return ""
     return f"the package {package} is not installed (pip install {package})"
@@ -53,10 +53,10 @@ def missing(package: str) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """What is called. `draw` makes the rest from random numbers.
+    """A call by its label; `draw` makes the inputs from random numbers.
 
-    kind:  the type that decides how near the result must be: the coarsest on its way.
-    needs: the package without which it cannot run, '' if there is none.
+    kind:  the type whose error limit holds: the coarsest of the call.
+    needs: the package that the call needs, '' for none.
     """
 
     label: str
@@ -65,7 +65,7 @@ class Line:
     needs: str = ""
 
     def prepare(self, seed: int) -> PeerTrial:
-        """Draw the inputs and compute what is right."""
+        """Draw the inputs and compute the right result."""
         return PeerTrial(self, self.draw(generator(seed, self.label)))
 
 
@@ -101,7 +101,7 @@ class PeerTrial:
 def poisoned_results() -> Iterator[None]:
     """While open, every result that the package allocates begins as NaN.
 
-    Without it a result could take the memory of an earlier one, and a kernel that does nothing would seem to be right.
+    Otherwise a result could get the memory of an earlier right result, and a kernel that does nothing would pass.
     """
     names: dict[str, Any] = vars(arrays)
     real = names["empty"]
