@@ -1,4 +1,4 @@
-"""What a result depends on besides the code: machine, system, drivers, versions, load. No names of people or hosts."""
+"""The environment of a result: machine, system, drivers, versions, load. No names of people or hosts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..device.info import cpu_fields, cpu_model
 from ..kernels.source import kernel_folder, kernel_hash
 from .buffers import usable_cpus
 
-PACKAGES = ("clrope", "numpy", "pyopencl", "ml-dtypes", "pocl-binary-distribution", "intel-opencl-rt")
+PACKAGES = ("numpy", "pyopencl", "ml-dtypes", "pocl-binary-distribution", "intel-opencl-rt")
 #: Environment variables that change what drivers and libraries do.
 VARIABLES = ("POCL_MAX_PTHREAD_COUNT", "POCL_AFFINITY", "POCL_DEVICES", "POCL_MEMORY_LIMIT", "CLROPE_POCL_CPU",
              "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "DPCPP_CPU_NUM_CUS", "CL_CONFIG_CPU_TARGET_ARCH")  # fmt: skip
 
 
 def load() -> float | None:
-    """Return the load of the last minute, None where there is none."""
+    """Return the load of the last minute, None if the system has none."""
     try:
         return round(os.getloadavg()[0], 2)
     except (AttributeError, OSError):
@@ -31,34 +31,29 @@ def load() -> float | None:
 
 
 def environment() -> dict[str, Any]:
-    """Return the environment block of a result file, for all but the devices."""
-    versions = {"clrope": __version__}
-    for name in PACKAGES[1:]:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    hashes = {path.name: kernel_hash(path.name) for path in sorted(kernel_folder().glob("*.cl"))}
+    """Return the environment block of a result file, without the devices."""
+    installed = {name: found.version for name in PACKAGES for found in importlib.metadata.distributions(name=name)}
+    flags = _flags()
     return {
         "cpu": cpu_model(),
         "cpus": usable_cpus(),
-        "cpu_features": [f for f in ("avx2", "avx512f", "avx512_fp16", "f16c", "asimdhp", "sve") if f in _flags()],
+        "cpu_features": [f for f in ("avx2", "avx512f", "avx512_fp16", "f16c", "asimdhp", "sve") if f in flags],
         "cache_bytes": host_cache_bytes(),
         "memory_bytes": _memory(),
         "huge_pages": _bracketed(Path("/sys/kernel/mm/transparent_hugepage/enabled")),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "compiler": platform.python_compiler(),
-        "versions": versions,
-        "kernels": hashes,
+        "versions": {"clrope": __version__} | installed,
+        "kernels": {path.name: kernel_hash(path.name) for path in sorted(kernel_folder().glob("*.cl"))},
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
-        "hypervisor": "hypervisor" in _flags(),
+        "hypervisor": "hypervisor" in flags,
         "platform": sys.platform,
     }
 
 
 def describe(device: DeviceInfo) -> dict[str, Any]:
-    """Return what a result file says of a device. Libraries by their names: where they are is nobody's business."""
+    """Return a device's block of a result file. Libraries without their folders, which are private."""
     known = device.to_dict()
     kept = ("platform", "name", "vendor", "kind", "opencl_version", "platform_version", "driver_version", "key",
             "compute_units", "max_alloc", "global_mem", "host_unified", "fp16", "fp64", "pocl_cpu")  # fmt: skip

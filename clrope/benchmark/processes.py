@@ -1,4 +1,4 @@
-"""What can only be measured from outside: the first call of a new process, and the memory a call needs."""
+"""Measurements in new processes: the time of the first call, and the peak memory of a call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ import json
 print(json.dumps({"inside": ended - begun, "imports": imported - begun}))
 """
 
-#: Peak of resident memory over a call that makes its result, when kernels and tables are there from calls that did not.
+#: Peak of resident memory over a call with a new result, after calls that made the kernels and tables.
 _MEMORY = """
 import sys
 sys.path[:0] = [sys.argv[1]]
@@ -59,28 +59,25 @@ LIMIT_S = 180
 
 
 def first_call(selector: str, label: str, repeats: int = 5) -> dict[str, Any]:
-    """Return the time from starting a process to its first result, after one that filled the caches."""
+    """Return the time from the start of a process to its first result, after one process that filled the caches."""
     out: dict[str, Any] = {"kind": "first call", "device": label}
-    whole, inside, imports = [], [], []
+    times: dict[str, list[float]] = {"whole": [], "inside": [], "imports": []}
     for number in range(repeats + 1):
         start = time.perf_counter()
         found = _child(_FIRST, selector)
-        taken = time.perf_counter() - start
+        whole = time.perf_counter() - start
         if "reason" in found:
             return out | {"status": "error", "reason": found["reason"]}
-        if number:
-            whole.append(taken * 1e9)
-            inside.append(found["inside"] * 1e9)
-            imports.append(found["imports"] * 1e9)
-    named = {"whole": stats(whole), "inside": stats(inside), "imports": stats(imports)}
-    return out | {"status": "ok"} | {name: s.to_dict() for name, s in named.items() if s is not None}
+        for name, seconds in (found | {"whole": whole}).items() if number else ():
+            times[name].append(seconds * 1e9)
+    return out | {"status": "ok"} | {name: s.to_dict() for name, t in times.items() if (s := stats(t)) is not None}
 
 
 def peak_memory(selector: str, label: str) -> dict[str, Any]:
-    """Return the bytes that `rope` on a NumPy array [1, 4096, 32, 128] f32 needs at its peak, output included."""
+    """Return the peak bytes of `rope` on a NumPy array [1, 4096, 32, 128] f32, output included."""
     out: dict[str, Any] = {"kind": "peak memory", "device": label}
     if not Path("/proc/self/clear_refs").exists():
-        return out | {"status": "refused", "reason": "this system does not say (no /proc/self/clear_refs)"}
+        return out | {"status": "refused", "reason": "this system has no /proc/self/clear_refs"}
     found = _child(_MEMORY, selector)
     if "reason" in found:
         return out | {"status": "error", "reason": found["reason"]}
@@ -89,10 +86,9 @@ def peak_memory(selector: str, label: str) -> dict[str, Any]:
 
 def _child(code: str, selector: str) -> dict[str, Any]:
     root = os.fspath(Path(__file__).resolve().parents[2])
+    command = [sys.executable, "-c", code, root, selector]
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", code, root, selector], capture_output=True, text=True, timeout=LIMIT_S, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return {"reason": f"{type(error).__name__}: no answer from the child process"}
     if done.returncode:

@@ -1,4 +1,4 @@
-"""Judging a result before it is timed: some tokens against the float64 reference, all of them by their norms."""
+"""Checks of a result before it is timed: some tokens against the float64 reference, all tokens by their norms."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from ..testing import PEER_LIMITS
 from .buffers import Inputs
 from .entry import WrongResultError
 
-#: Elements that are compared with the reference.
+#: Elements to compare with the reference.
 SAMPLED = 250_000
-#: Relative error of a head's norm that rounding explains.
+#: Largest relative error of a head's squared norm, by rounding.
 NORMS = {"f32": 1e-3, "f16": 1e-2, "bf16": 4e-2}
 
 
 class ResultCheck:
     """The right values of one workload."""
 
-    def __init__(self, inputs: Inputs, seed: int, *, start: int = 0) -> None:
+    def __init__(self, inputs: Inputs, seed: int) -> None:
         workload = inputs.workload
         self._dtype = workload.dtype
         batch, seq = workload.tensors[0][:2]
         per_token = batch * max(n * d for _, _, n, d in workload.tensors)
         count = max(1, min(seq, SAMPLED // per_token))
         drawn = np.random.default_rng(seed).choice(seq, count, replace=False)
-        # The ends are where cutting into chunks goes wrong.
+        # Errors of chunks show at the ends.
         self._tokens = np.unique(np.append(drawn, [0, seq - 1]))
-        positions = workload.position_array(start)[..., self._tokens]
+        positions = workload.position_array()[..., self._tokens]
         self._want = [
             reference.rope(x[:, self._tokens], positions, workload.config, workload.forward) for x in inputs.tensors
         ]
@@ -58,7 +58,7 @@ class ResultCheck:
 
 
 def _norms(x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Return the sum of squares of every head: rotation keeps it. In parts, to need little memory."""
+    """Return the sum of squares of every head, which a rotation keeps. In parts, to save memory."""
     out = np.empty(x.shape[:3], np.float32)
     for b in range(x.shape[0]):
         for s in range(0, x.shape[1], 256):

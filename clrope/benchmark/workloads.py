@@ -1,6 +1,6 @@
-"""What is timed, as data: shapes that models have, times types, pairings, in and out of place, forward and backward.
+"""Workloads as data: shapes of models, times types, pairings, in and out of place, forward and backward.
 
-A workload's name is `family/dtype/mode/out|in/forward|backward`; workloads are chosen by patterns of that name.
+A workload's name is `family/dtype/mode/out|in/forward|backward`; patterns of names choose workloads.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from ..layout import DTYPES
 Shape = tuple[int, int, int, int]
 Positions = Literal["range", "per batch", "grid"]
 
-#: Bytes that travel together between memory and cache on every CPU this runs on.
+#: Bytes of a cache line.
 LINE = 64
 TYPES = ("f32", "f16", "bf16")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One thing to time. `tensors`: shapes [B, S, N, D] that share positions and are rotated by one call.
+    """One rotation to time. `tensors`: shapes [B, S, N, D] that share positions and are rotated by one call.
 
     positions: 'range' 0 ... S - 1 for all batches, 'per batch' an offset for each, 'grid' rows t, h, w, e of an image.
-    cached:    whether data may stay in the cache between calls. latency: time a call counts, not bytes a second.
-    fresh:     other positions at every call, so that cos and sin are computed each time.
-    sets:      buffer sets, where it is not left to their size.
-    peers, host: whether other libraries, and calls on NumPy arrays, are timed too.
-    calls:     what calls cost (`calls.py`): 'step' a decode step of so many `layers`, 'new' a result in a new array.
+    cached:    whether data may stay in the cache between calls. latency: the time of a call counts, not bytes a second.
+    fresh:     new positions at every call, so that each call computes cos and sin.
+    sets:      the number of buffer sets; None: by their size.
+    peers, host: whether peers, and calls on NumPy arrays, are timed too.
+    calls:     the cost of calls (`calls.py`): 'step' a decode step of `layers` layers, 'new' a result in a new array.
     """
 
     family: str
@@ -60,7 +60,7 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """The name that patterns are matched with."""
+        """The name for patterns."""
         direction = "forward" if self.forward else "backward"
         return f"{self.family}/{self.dtype}/{self.mode}/{'in' if self.in_place else 'out'}/{direction}"
 
@@ -81,10 +81,7 @@ class Workload:
 
     @property
     def bytes_moved(self) -> int:
-        """Bytes that have to be read and written: all out of place; in place the cache lines with rotated elements.
-
-        The tables of cos and sin are not counted: they stay, and what they cost is the rotation's own affair.
-        """
+        """Bytes read and written: all out of place; in place the cache lines with rotated elements. Without tables."""
         if not self.in_place:
             return 2 * self.tensor_bytes
         return 2 * sum(self._lines(shape) for shape in self.tensors) * LINE
@@ -115,26 +112,19 @@ class Workload:
         return start + np.stack([line // (side * side), line // side % side, line % side, 0 * line])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what a result file says of it."""
+        """Return the fields of a result file."""
+        config = self.config.to_dict()
         return {
             "tensors": [list(shape) for shape in self.tensors],
             "dtype": self.dtype,
-            "config": {k: v for k, v in self.config.to_dict().items() if k in ("mode", "n_dims", "sections")},
-            "in_place": self.in_place,
-            "forward": self.forward,
-            "positions": self.positions,
-            "cached": self.cached,
-            "latency": self.latency,
+            "config": {name: config[name] for name in ("mode", "n_dims", "sections") if name in config},
+            **{name: getattr(self, name) for name in ("in_place", "forward", "positions", "cached", "latency")},
             "fresh_positions": self.fresh,
-            "calls": self.calls,
-            "layers": self.layers,
-            "tensor_bytes": self.tensor_bytes,
-            "bytes_moved": self.bytes_moved,
-            "table_bytes": self.table_bytes,
+            **{n: getattr(self, n) for n in ("calls", "layers", "tensor_bytes", "bytes_moved", "table_bytes")},
         }
 
     def tiny(self) -> Workload:
-        """Return it with short axes, for trying everything quickly; what it takes then means nothing."""
+        """Return the workload with short axes, for a quick trial without meaningful times."""
         small = tuple((min(b, 2), min(s, 16), min(n, 4), d) for b, s, n, d in self.tensors)
         return replace(self, tensors=small, sets=1 if self.cached else 2, layers=min(2, self.layers))
 
@@ -158,10 +148,8 @@ SIZES = tuple(1 << k for k in (16, 18, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 3
 
 def size_name(count: int) -> str:
     """Return e.g. 'size-64KiB'."""
-    for shift, unit in ((30, "GiB"), (20, "MiB")):
-        if count >> shift:
-            return f"size-{count >> shift}{unit}"
-    return f"size-{count >> 10}KiB"
+    shift, unit = next((shift, unit) for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")) if count >> shift)
+    return f"size-{count >> shift}{unit}"
 
 
 def _all() -> list[Workload]:
@@ -188,7 +176,7 @@ def _all() -> list[Workload]:
     made.append(Workload("calls-new", (PREFILL,), "f32", "neox", cached=True, peers=False, calls="new"))
     made += [w for w in _cross("prefill-fresh", [PREFILL], fresh=True, peers=False) if w.forward and not w.in_place]
     made += [
-        # Small ones stay in the cache whatever is done: only those above 4 MiB count.
+        # Small tensors stay in the cache in any case.
         Workload(size_name(n), ((1, n >> 14, 32, 128),), "f32", "neox", cached=n < 1 << 22, peers=False)
         for n in SIZES
     ]
@@ -209,18 +197,14 @@ FAMILIES: tuple[str, ...] = tuple(dict.fromkeys(w.family for w in WORKLOADS))
 def select(patterns: Iterable[str] = ()) -> list[Workload]:
     """Return the workloads that match any of the patterns, in the order of the list.
 
-    A pattern is a name with `*`, `?` and `[...]`, the beginning of one, or a group (all, quick, calls, standard, which
-    is the default).
-    Raises `ConfigError` for a pattern that matches nothing.
+    A pattern is a name with `*`, `?` and `[...]`, the beginning of a name, or a group (all, quick, calls, standard;
+    default: standard). Raises `ConfigError` for a pattern that matches nothing.
     """
     chosen: set[str] = set()
     for given in list(patterns) or ["standard"]:
-        found: set[str] = set()
-        for pattern in GROUPS.get(given, (given,)):
-            # The beginning of a name stands for all that begin so.
-            found |= {
-                w.name for w in WORKLOADS if any(fnmatch.fnmatchcase(w.name, p) for p in (pattern, f"{pattern}/*"))
-            }
+        # The beginning of a name stands for all names that begin so.
+        wanted = [pattern for group in GROUPS.get(given, (given,)) for pattern in (group, f"{group}/*")]
+        found = {w.name for w in WORKLOADS if any(fnmatch.fnmatchcase(w.name, pattern) for pattern in wanted)}
         if not found:
             raise ConfigError(
                 f"workload: got {given!r}, which matches none; allowed are the groups {', '.join(GROUPS)}, the "
