@@ -1,7 +1,7 @@
-"""How fast a device moves bytes, and how fast it does nothing: what the rotation is measured against.
+"""Ceilings of the rotation: how fast a device moves bytes, and how fast it launches an empty kernel.
 
-Every kind (the driver's copy, a copy kernel, one with non-temporal stores, scaling in place) is tried in several
-variants on the very buffers of the workload; the best few of each are then timed interleaved with the rotation.
+Each kind (the driver's copy, a copy kernel, a copy with non-temporal stores, scaling in place) is tried in several
+variants on the buffers of the workload. The best of each are then timed interleaved with the rotation.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 Name = Literal["copy", "stream", "scale", "windows"]
 Access = Literal["vload", "vector"]
 WIDTHS = (4, 8, 16)
-#: Bytes that a work-item moves. On CPUs, where a work-item is a thread's turn; elsewhere neighbours take neighbours.
+#: Bytes that a work-item moves on CPUs. Elsewhere neighbouring work-items move neighbouring vectors.
 CPU_CHUNKS = (1 << 10, 1 << 12, 1 << 14, 1 << 16)
-#: Spellings of a kind that stay for the rounds.
+#: Variants of a kind to time, and tries to find them.
 KEPT = 2
 TRIES = 4
 
@@ -56,8 +56,8 @@ class CeilingVariant:
     @property
     def options(self) -> tuple[str, ...]:
         """Compiler options."""
-        stream = ("-DSTREAM",) if self.name == "stream" else ()
-        return (f"-DW={self.width}", *(("-DVECTORS",) if self.access == "vector" else ()), *stream)
+        named = {"-DVECTORS": self.access == "vector", "-DSTREAM": self.name == "stream"}
+        return (f"-DW={self.width}", *(option for option, given in named.items() if given))
 
 
 def variants(name: Name, kind: str) -> list[CeilingVariant]:
@@ -70,13 +70,8 @@ def variants(name: Name, kind: str) -> list[CeilingVariant]:
     ]
 
 
-def source() -> str:
-    """Return the text of the kernels."""
-    return (Path(__file__).parent / "ceilings.cl").read_text(encoding="utf-8")
-
-
 class Ceilings:
-    """The ceilings of one device; programs, and which variants are the best for how many bytes, are remembered."""
+    """The ceilings of one device, with the programs and the best variants by the number of bytes."""
 
     def __init__(self, device: DeviceInfo, queue: pyopencl.CommandQueue, label: str) -> None:
         self._device, self._queue, self._label = device, queue, label
@@ -85,7 +80,7 @@ class Ceilings:
         self.notes: dict[str, str] = {}
 
     def entries(self, sets: DeviceSets) -> tuple[list[BenchmarkEntry], list[dict[str, Any]]]:
-        """Return what fits the workload of the sets, on their queue: to copy or to scale in place; and failures."""
+        """Return the ceilings of the sets' workload on their queue (copies, or scaling in place), and failures."""
         workload = sets.inputs.workload
         copies, failures = [] if workload.in_place else [self._driver_copy(sets)], []
         names: tuple[Name, ...] = ("copy", "stream")
@@ -125,9 +120,7 @@ class Ceilings:
                 reasons[str(variant)] = str(error).strip().splitlines()[-1]
                 continue
             tried.append((0.0 if known is not None else _quick(entry), entry, variant))
-        # By time alone: variants cannot be compared.
-        tried.sort(key=lambda entry: entry[0])
-        kept = tried[:KEPT]
+        kept = sorted(tried, key=lambda found: found[0])[:KEPT]
         self._best[key] = [variant for _, _, variant in kept]
         self.notes.update(reasons)
         if not kept:
@@ -137,7 +130,8 @@ class Ceilings:
 
     def _program(self, options: tuple[str, ...]) -> Any:
         if options not in self._programs:
-            self._programs[options] = build(self._queue.context, self._queue.device, source(), options)
+            source = (Path(__file__).parent / "ceilings.cl").read_text(encoding="utf-8")
+            self._programs[options] = build(self._queue.context, self._queue.device, source, options)
         return self._programs[options]
 
     def _kernel(self, variant: CeilingVariant, sets: DeviceSets) -> BenchmarkEntry:
@@ -146,11 +140,10 @@ class Ceilings:
         size = sets.inputs.block.size
         unit = 4 * variant.width
         window = _window(sets.inputs.workload) if variant.name == "windows" else None
-        options = variant.options
+        copies, options = variant.name in ("copy", "stream"), variant.options
         if window is not None:
             unit = window[0]
             options += (f"-DROW={window[0] // 4}", f"-DWINDOW={window[1] // 4}")
-        # Vectors, or rows.
         units = size // unit
         each = max(1, variant.chunk // unit)
         items = -(-units // each)
@@ -160,7 +153,7 @@ class Ceilings:
         kernels = []
         for x, y in zip(sets.x_blocks, sets.y_blocks, strict=True):
             kernel = cl.Kernel(program, variant.name)
-            kernel.set_args(*([x, y] if variant.name in ("copy", "stream") else [y, np.float32(1)]), *numbers)
+            kernel.set_args(*([x, y] if copies else [y, np.float32(1)]), *numbers)
             kernels.append(kernel)
 
         def call(i: int) -> Any:
@@ -169,33 +162,13 @@ class Ceilings:
             return [event]
 
         def check() -> None:
-            if variant.name in ("copy", "stream"):
-                return _check_copy(sets, call)
-            return self._check_scale(sets, window, kernels[0], call)
+            return _check_copy(sets, call) if copies else _check_scale(sets, window, kernels[0], call)
 
         moved = 2 * size if window is None else sets.inputs.workload.bytes_moved
         return BenchmarkEntry("ceiling", variant.name, call, check, sets.count, moved, self._label, str(variant))
 
-    def _check_scale(
-        self, sets: DeviceSets, window: tuple[int, int] | None, kernel: Any, call: Callable[[int], Any]
-    ) -> None:
-        before = sets.inputs.block.view(np.float32)
-        row, width = (1, 1) if window is None else (window[0] // 4, window[1] // 4)
-        for factor in (2.0, 1.0):
-            sets.reset(0)
-            kernel.set_arg(1, np.float32(factor))
-            call(0)
-            want = before.copy()
-            rows = want[: want.size // row * row].reshape(-1, row)
-            with np.errstate(all="ignore"):
-                rows[:, :width] *= np.float32(factor)
-                wrong = count_differing(sets.read(0).view(np.float32), want)
-            sets.reset(0)
-            if wrong:
-                raise WrongResultError(f"{wrong} of {before.size} words are not {factor} times what they were")
-
     def launches(self, queue: pyopencl.CommandQueue) -> list[BenchmarkEntry]:
-        """Return launches of an empty kernel with everything bound before: by the loader's C functions, by PyOpenCL."""
+        """Return launches of an empty kernel with bound arguments: by the loader's C functions, by PyOpenCL."""
         import pyopencl as cl
 
         kernel = cl.Kernel(self._program(("-DW=4",)), "nothing")
@@ -214,10 +187,9 @@ class Ceilings:
             self.notes["raw launch"] = f"the loader {Path(self._device.loader).name!r} cannot be called: {error}"
         else:
             pointer, one = ctypes.c_void_p, (ctypes.c_size_t * 1)(1)
-            enqueue.argtypes = [pointer, pointer, ctypes.c_uint, pointer, pointer, pointer, ctypes.c_uint, pointer,
-                                pointer]  # fmt: skip
+            enqueue.argtypes = [pointer] * 2 + [ctypes.c_uint] + [pointer] * 3 + [ctypes.c_uint] + [pointer] * 2
             finish.argtypes = [pointer]
-            # buffer: a kernel's arguments are not kept alive by OpenCL.
+            # OpenCL does not keep a kernel's arguments alive.
             handles = pointer(queue.int_ptr), pointer(kernel.int_ptr), buffer
 
             def raw(_: int) -> None:
@@ -231,7 +203,7 @@ class Ceilings:
 
 
 def _window(workload: Workload) -> tuple[int, int] | None:
-    """Return the bytes of a row and those of them that are rotated, in place; None if it is all, or no whole words."""
+    """Return the bytes of a row, and of its rotated part; None if that is all of it, or no whole words."""
     row = workload.tensors[0][3] * workload.itemsize
     rotated = 2 * workload.config.n_pairs(None) * workload.itemsize
     if rotated >= row or row % 4 or rotated % 4 or any(t[3] != workload.tensors[0][3] for t in workload.tensors):
@@ -258,8 +230,25 @@ def _check_copy(sets: DeviceSets, call: Callable[[int], Any]) -> None:
         raise WrongResultError(f"{wrong} of {sets.inputs.block.size // 4} words were not copied")
 
 
+def _check_scale(sets: DeviceSets, window: tuple[int, int] | None, kernel: Any, call: Callable[[int], Any]) -> None:
+    before = sets.inputs.block.view(np.float32)
+    row, width = (1, 1) if window is None else (window[0] // 4, window[1] // 4)
+    for factor in (2.0, 1.0):
+        sets.reset(0)
+        kernel.set_arg(1, np.float32(factor))
+        call(0)
+        want = before.copy()
+        rows = want[: want.size // row * row].reshape(-1, row)
+        with np.errstate(all="ignore"):
+            rows[:, :width] *= np.float32(factor)
+            wrong = count_differing(sets.read(0).view(np.float32), want)
+        sets.reset(0)
+        if wrong:
+            raise WrongResultError(f"{wrong} of {before.size} words are not {factor} times what they were")
+
+
 def host_copy(x_blocks: list[Bytes], y_blocks: list[Bytes]) -> BenchmarkEntry:
-    """Return the host's own copy, by one thread: `numpy.copyto`, which is memcpy."""
+    """Return the host's copy by one thread: `numpy.copyto`, which is memcpy."""
 
     def call(i: int) -> None:
         np.copyto(y_blocks[i], x_blocks[i])

@@ -1,4 +1,4 @@
-"""`BenchmarkEntry`: a call that is timed interleaved with others, and the rounds in which that happens."""
+"""`BenchmarkEntry`: a call to time, and the rounds that time entries interleaved."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, Literal
 from .samples import Stats, in_round, stats
 
 Kind = Literal["clrope", "ceiling", "launch", "host", "peer"]
-#: Seconds of work in a row that one entry gets in a round.
+#: Seconds of work of one entry in a round.
 BLOCK_S = 0.03
-#: Seconds of calls in a round, at most, that do not count.
+#: The most seconds of warm-up in a turn.
 WARM_UP_S = 0.25
-#: Calls in a row of each of those that share a turn, and calls before them that do not count.
+#: Timed calls in a row of entries that share a turn, and the warm-up calls before them.
 ALTERNATING, BEFORE_ALTERNATING = 20, 5
-#: Seconds to wait at most for threads of the one before that still spin.
+#: The most seconds to wait for spinning threads of the entry before.
 SETTLE_S = 0.5
 
 
@@ -32,28 +32,26 @@ class Refused(Exception):
 
 @dataclass(eq=False)
 class SetCursor:
-    """The number of the set that was used last."""
+    """The number of the set used last."""
 
     last: int = 0
 
 
 @dataclass(eq=False)
 class BenchmarkEntry:
-    """One call on several sets of buffers, one after the other.
+    """One call on several sets of buffers, set after set.
 
-    call:     rotates set i (or copies it, or launches nothing) and returns when that is done; on a device
-              the OpenCL events, or None.
-    check:    runs the call on some sets and returns the error (NMSE); raises `WrongResultError`.
-    after:    what has to be done behind each call and is not timed; on a device it returns the OpenCL events.
-    profiled: a call as `call` on a queue that takes times, where `call`'s own does not.
-    cursor:     whose turn it is among the sets; shared by those that work on the same ones, or the second of them would
-              find in the cache what the first has just used.
-    took:     nanoseconds of the quickest call of the warm-up.
-    most_turns: of how many rounds it is at most, evenly spread; None: of all.
-    turn_group: those with the same word share their turns, a few calls each over and over. Where a call takes
-              microseconds, up to half of them depend on whether its threads are on one processor or on two, which
-              changes from turn to turn.
-    least_warm_up: calls of a turn, at least, that do not count.
+    call:       rotates set i (or copies it, or launches an empty kernel) and waits; returns OpenCL events, or None.
+    check:      runs the call on some sets and returns the error (NMSE); raises `WrongResultError`.
+    after:      untimed work after each call; on a device it returns the OpenCL events.
+    profiled:   a call as `call` on a queue that profiles, where the queue of `call` does not.
+    cursor:     the position in the sets. Entries of the same sets share it: no entry finds the set of the one before
+                in the cache.
+    most_turns: the most rounds with a turn, evenly spread; None: all rounds.
+    turn_group: entries with the same group share their turns, a few calls each at a time. The time of a call of
+                microseconds depends on the processors of its threads, which differ from turn to turn.
+    least_warm_up: the least number of warm-up calls of a turn.
+    took:       nanoseconds of the fastest call of the calibration.
     """
 
     kind: Kind
@@ -80,16 +78,16 @@ class BenchmarkEntry:
     _in_a_row: int = 1
 
     def next_set(self) -> int:
-        """Return the number of the buffer set that was not used for longest."""
+        """Return the number of the least recently used set."""
         self.cursor.last = (self.cursor.last + 1) % self.sets
         return self.cursor.last
 
     def takes_part(self, number: int, count: int) -> bool:
-        """Whether it has a turn in a round, of so many, counted from 0."""
+        """Whether the entry has a turn in round `number` of `count`, counted from 0."""
         return in_round(number, count if self.most_turns is None else self.most_turns, count)
 
     def end_turn(self) -> None:
-        """Remember that what was measured up to here belongs to one turn."""
+        """Mark the end of a turn in what was measured."""
         for name, ends in self._ends.items():
             ends.append(len(getattr(self, name)))
 
@@ -105,21 +103,15 @@ class BenchmarkEntry:
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of a result file."""
         out: dict[str, Any] = {"kind": self.kind, "name": self.name, "status": "ok", "bytes": self.bytes}
-        if self.device is not None:
-            out["device"] = self.device
-        if self.variant:
-            out["variant"] = self.variant
+        out |= {name: value for name in ("device", "variant") if (value := getattr(self, name))}
         if self.nmse is not None:
             out["nmse"] = float(f"{self.nmse:.3g}")
-        for name in ("wall", "cpu", "event"):
-            found = self.stats(name)
-            if found is not None:
-                out[name] = found.to_dict()
-        return out | self.details
+        times = {name: found.to_dict() for name in self._ends if (found := self.stats(name)) is not None}
+        return out | times | self.details
 
 
 def failure(kind: Kind, name: str, status: str, reason: str, device: str | None = None) -> dict[str, Any]:
-    """Return the entry of something that was not timed. status: 'refused', 'wrong' or 'error'."""
+    """Return the record of an entry that is not timed. status: 'refused', 'wrong' or 'error'."""
     out: dict[str, Any] = {"kind": kind, "name": name, "status": status, "reason": reason}
     return out if device is None else out | {"device": device}
 
@@ -135,7 +127,7 @@ def settle(limit_s: float = SETTLE_S) -> None:
 
 
 def event_ns(events: Any) -> int | None:
-    """Return nanoseconds from the first event's start to the last one's end, None if the driver took no times."""
+    """Return nanoseconds from the first event's start to the last event's end, None without profiling."""
     if not events:
         return None
     import pyopencl as cl
@@ -147,10 +139,10 @@ def event_ns(events: Any) -> int | None:
 
 
 def calibrate(entry: BenchmarkEntry, calls: int) -> None:
-    """Find how many calls in a row it gets: enough to be past the first, not more than `calls`."""
+    """Set the entry's number of calls in a row, `calls` at most."""
     took = _timed(entry, record=False)
     for _ in range(5):
-        # The first calls load, compile and wake threads; one that takes long is not made better by more.
+        # The first calls load, compile and wake threads. A long call gains nothing from more of them.
         if took < 2e8:
             took = min(took, _timed(entry, record=False))
     entry.took = took
@@ -158,18 +150,15 @@ def calibrate(entry: BenchmarkEntry, calls: int) -> None:
 
 
 def rounds(entries: Sequence[BenchmarkEntry], count: int, seed: int = 0, *, warm_up: bool = True) -> None:
-    """Time the entries interleaved, `count` rounds, each in an order of its own. First calls of a turn do not count.
+    """Time the entries interleaved, `count` rounds, each in a new order; entries of one `turn_group` share a turn.
 
-    Those with the same word as `turn_group` have their turns together.
-
-    seed: of the orders. In one and the same order, what comes behind what becomes part of the ratios
-    (docs/performance.md). warm_up: whether turns begin with calls that do not count; without them many more rounds fit
-    in, of entries that meet what the others left.
+    seed: of the orders. A fixed order would become part of the ratios (docs/performance.md). warm_up: whether turns
+    begin with untimed calls; without them many more rounds fit, of entries that meet the cache of the entry before.
     """
     draw = random.Random(seed)
     alone = [[c] for c in entries if c.turn_group is None]
-    words = dict.fromkeys(c.turn_group for c in entries if c.turn_group is not None)
-    order = alone + [[c for c in entries if c.turn_group == word] for word in words]
+    groups = dict.fromkeys(c.turn_group for c in entries if c.turn_group is not None)
+    order = alone + [[c for c in entries if c.turn_group == group] for group in groups]
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -212,10 +201,10 @@ def _turn(members: list[BenchmarkEntry], draw: random.Random, warm_up: bool) -> 
 
 
 def _warm_up(entry: BenchmarkEntry) -> None:
-    """Make calls that do not count, once round the sets or for `WARM_UP_S`, one at least.
+    """Make untimed calls, once round the sets or for `WARM_UP_S`, one at least.
 
-    What follows then meets the state that the entry itself makes: pages that count as used (docs/performance.md),
-    a cache with its own lines in it, threads that the system has spread over the processors.
+    They bring the state of the entry itself: used pages (docs/performance.md), a cache with its own lines, threads
+    spread over the processors.
     """
     end = time.perf_counter() + WARM_UP_S
     for number in range(max(entry.sets, entry.least_warm_up)):
@@ -236,7 +225,7 @@ def _timed(entry: BenchmarkEntry, *, record: bool) -> int:
     if record:
         entry.wall.append(wall)
         entry.cpu.append(cpu)
-        # Without a device, what came back is a peer's result.
+        # Without a device, the call returned a peer's result.
         taken = event_ns(events) if entry.device is not None else None
         if taken is not None:
             entry.event.append(taken)
