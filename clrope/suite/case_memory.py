@@ -1,8 +1,7 @@
-"""How a case's tensors are laid out: parents, the views into them, poison, and the bytes that must not change."""
+"""The memory of a case's tensors: parents, views into them, poison, and the bytes that must not change."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,41 +14,31 @@ from .case import Case
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Cut:
-    """One axis of a parent: its length, and what of it the view takes."""
-
-    length: int
-    part: slice
-
-
-def _heads(case: Case) -> tuple[int, int]:
-    heads = case.shape["n"]
-    return heads, max(1, heads // 4)
+#: One axis of a parent: its length, and the part of it in the view.
+Cut = tuple[int, slice]
 
 
 def _cuts(case: Case, view: int) -> list[dict[str, Cut]]:
-    """Return, for each tensor of the call, how it is cut out of the parent, by axis."""
-    whole = {letter: Cut(length, slice(0, length)) for letter, length in case.shape.items()}
+    """Return the cuts of each tensor of the call out of the parent, by axis."""
+    whole: dict[str, Cut] = {letter: (length, slice(0, length)) for letter, length in case.shape.items()}
     d, n, s = case.shape["d"], case.shape["n"], case.shape["s"]
     if view == 1:
-        return [whole | {"d": Cut(2 * d, slice(0, d)), "n": Cut(4 * n, slice(0, n)), "s": Cut(3 * s, slice(0, s))}]
+        return [whole | {"d": (2 * d, slice(0, d)), "n": (4 * n, slice(0, n)), "s": (3 * s, slice(0, s))}]
     if view == 2:
-        return [whole | {"d": Cut(2 * d, slice(d, 2 * d))}]
+        return [whole | {"d": (2 * d, slice(d, 2 * d))}]
     if view == 3:
-        heads, keys = _heads(case)
-        total = heads + 2 * keys
-        return [whole | {"n": Cut(total, slice(0, heads))}, whole | {"n": Cut(total, slice(heads, heads + keys))}]
+        keys = max(1, n // 4)
+        return [whole | {"n": (n + 2 * keys, part)} for part in (slice(0, n), slice(n, n + keys))]
     if view == 4:
-        return [whole | {"d": Cut(2 * d, slice(2 * d - 1, None, -2))}]
+        return [whole | {"d": (2 * d, slice(2 * d - 1, None, -2))}]
     if view == 5:
-        back = {letter: Cut(length + 1, slice(length, 0, -1)) for letter, length in case.shape.items()}
-        return [back | {"d": Cut(3 * d + 1, slice(1, None, 3))}]
+        back = {letter: (length + 1, slice(length, 0, -1)) for letter, length in case.shape.items()}
+        return [back | {"d": (3 * d + 1, slice(1, None, 3))}]
     return [whole]
 
 
 class Memory:
-    """A parent tensor with the views of it that a call uses.
+    """A parent tensor with a call's views of it.
 
     parent: all of the memory, one-dimensional for dense tensors (with guards on both sides).
     views:  the tensors of the call, axes in the order of the case's layout.
@@ -63,15 +52,14 @@ class Memory:
             size = int(np.prod(case.ne_a))
             self.parent: Array = np.zeros(size + 2 * GUARD, dtype)
         else:
-            self.parent = np.zeros([self._cuts[0][letter].length for letter in case.lo], dtype)
+            self.parent = np.zeros([self._cuts[0][letter][0] for letter in case.lo], dtype)
         self.views = self._views_of(self.parent)
         self._before: Array = self.parent.copy()
 
     def _views_of(self, parent: Array) -> tuple[Array, ...]:
         if self._dense:
             return (parent[GUARD:-GUARD].reshape([self._case.shape[letter] for letter in self._case.lo]),)
-        # A slice that begins at the last element and goes down has its stop beyond the first.
-        return tuple(parent[tuple(cut[letter].part for letter in self._case.lo)] for cut in self._cuts)
+        return tuple(parent[tuple(cut[letter][1] for letter in self._case.lo)] for cut in self._cuts)
 
     def fill(self, rng: np.random.Generator) -> None:
         """Fill everything with uniform values in [-1, 1]."""
@@ -83,7 +71,7 @@ class Memory:
         self._before = self.parent.copy()
 
     def poison(self) -> None:
-        """Fill everything with a NaN, so that what a kernel does not write shows."""
+        """Fill everything with a NaN, so that unwritten elements show."""
         self.parent.view(np.uint8)[...] = NAN_POISON
         self._before = self.parent.copy()
 

@@ -1,4 +1,4 @@
-"""What a suite's case is to the runner: something that is prepared once and checked on each device."""
+"""The runner's view of a case: prepared once, checked on each device."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CaseOutcome:
-    """Verdict on one case on one device.
+    """The outcome of one case on one device.
 
     status: 'ok', 'fail', or 'skip' (the device lacks what the case needs).
     nmse:   against the reference; None if there is none. limit: the largest allowed.
-    digest: of the bytes of the result, the same for the same bits (any NaN counts as the same NaN).
-    detail: why it failed or was skipped.
+    digest: of the bits of the result, with every NaN counted as the same NaN.
+    detail: the reason of a failure or skip.
     """
 
     status: Literal["ok", "fail", "skip"]
@@ -28,7 +28,7 @@ class CaseOutcome:
 
     @property
     def text(self) -> str:
-        """'OK', 'SKIP, why', 'FAIL, NMSE 0.463321724', with what else is wrong."""
+        """'OK', 'SKIP, reason', or 'FAIL, NMSE 0.463321724, reason'."""
         if self.status == "ok":
             return "OK"
         parts = [self.status.upper()]
@@ -38,7 +38,7 @@ class CaseOutcome:
 
 
 def nmse_text(nmse: float) -> str:
-    """Return the figure as the grid has it (nine decimals), with an exponent where that would show no digit."""
+    """Return nine decimals, as in the grid, or an exponent where these would all be 0."""
     return f"{nmse:.9f}" if nmse >= 1e-7 and math.isfinite(nmse) else f"{nmse:.3g}"
 
 
@@ -47,7 +47,7 @@ class CaseTrial(Protocol):
 
     @property
     def digest(self) -> str:
-        """Digest of the bits that are right, from the kernels' arithmetic repeated in NumPy; '' if there are none."""
+        """Digest of the right bits, by the kernels' arithmetic in NumPy; '' if they are unknown."""
 
     def run(self, device: DeviceInfo) -> CaseOutcome:
         """Run on a device and check the result."""

@@ -1,4 +1,4 @@
-"""Running suites on devices: every case on each of them, every result compared with every other device's bits."""
+"""Runs of suites: every case on every device, every result compared with the other devices' bits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from typing import Any
 
 from .. import __version__
@@ -16,15 +17,15 @@ from ..errors import DeviceError, RopeError
 from .case_outcome import CaseOutcome, CaseTrial, SuiteCase
 from .registry import Suite, cases_of, chosen_suites
 
-#: Name and version of the JSON form of a report. A new version for every change that a reader could trip over.
+#: Name and version of a report's JSON form. A change that breaks readers gets a new version.
 SCHEMA = "clrope.verify/1"
-#: What the emulation is called among the devices whose bits are compared.
+#: The emulation's name next to the devices in a comparison of bits.
 NUMPY = "NumPy"
 
 
 @dataclass(frozen=True)
 class Target:
-    """A device of a run. `asked`: named by the caller. `problem`: why it cannot be used ('' if it can)."""
+    """A device of a run. asked: named by the caller. problem: why the device cannot be used, or ''."""
 
     name: str
     device: DeviceInfo | None
@@ -49,7 +50,7 @@ class Result:
 
     @property
     def line(self) -> str:
-        """The case in the grid's notation with its verdict behind the `#`."""
+        """The case in the grid's notation with its outcome after the `#`."""
         return f"{self.case} # {self.device}: {self.outcome.text}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,13 +64,13 @@ class Result:
 
 @dataclass
 class Report:
-    """Everything a run found.
+    """The results of a run.
 
     targets:   the devices, usable or not.
     results:   one per case and usable device.
-    differing: cases whose bits differ between devices, or from the kernels' arithmetic repeated in NumPy, with what has
-               which: 'suite: case: pocl 1:0 0123456789abcdef, ...'.
-    shared:    cases of which two or more had bits to compare.
+    differing: cases whose bits differ between devices or from the emulation in NumPy, with each digest:
+               'suite: case: pocl 1:0 0123456789abcdef, ...'.
+    shared:    the number of cases with at least two digests.
     """
 
     seed: int
@@ -88,7 +89,7 @@ class Report:
 
     @property
     def failures(self) -> list[str]:
-        """What makes the run fail, in words; empty if all is well."""
+        """The reasons for a failed run; empty if it passed."""
         out = [f"device {t.name}: {t.problem}" for t in self.targets if t.problem and t.asked]
         if not self.used:
             out.append("no healthy device, nothing was verified")
@@ -105,26 +106,25 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether all is well."""
+        """Whether the run passed."""
         return not self.failures
 
     def counts(self) -> list[dict[str, Any]]:
-        """Return, per device and suite: how many passed, of how many, how many were skipped, the worst NMSE by type."""
+        """Return for each device and suite the numbers of passed, run and skipped cases, and the seconds."""
         out = []
-        for target in self.used:
-            for name in self.suites:
-                here = [r for r in self.results if r.device == target.name and r.suite == name]
-                ran = [r.outcome for r in here if r.outcome.status != "skip"]
-                out.append(
-                    {
-                        "device": target.name,
-                        "suite": name,
-                        "passed": sum(o.status == "ok" for o in ran),
-                        "cases": len(ran),
-                        "skipped": len(here) - len(ran),
-                        "seconds": round(sum(r.seconds for r in here), 3),
-                    }
-                )
+        for target, name in product(self.used, self.suites):
+            here = [r for r in self.results if (r.device, r.suite) == (target.name, name)]
+            ran = [r for r in here if r.outcome.status != "skip"]
+            out.append(
+                {
+                    "device": target.name,
+                    "suite": name,
+                    "passed": sum(r.outcome.status == "ok" for r in ran),
+                    "cases": len(ran),
+                    "skipped": len(here) - len(ran),
+                    "seconds": round(sum(r.seconds for r in here), 3),
+                }
+            )
         return out
 
     def to_dict(self) -> dict[str, Any]:
@@ -146,32 +146,25 @@ class Report:
 
 
 def targets(selectors: Sequence[str] = ()) -> list[Target]:
-    """Return the devices to run on: those named, else every one there is but simulators.
+    """Return the devices of the selectors; without selectors every device but simulators.
 
-    What cannot be used is in the list with its reason: an unhealthy device by its own name, a selector that nothing
-    fits by the selector.
+    An unusable device is in the list with its reason, a selector without a device by the selector's text.
     """
-    out: list[Target] = []
     if not selectors:
-        for found in devices():
-            if not found.simulator:
-                usable = found.health.status != "unhealthy"
-                out.append(_target(found, False, "" if usable else found.describe_problem()))
-        return out
+        found = [device for device in devices() if not device.simulator]
+        return [_target(d, False, d.describe_problem() if d.health.status == "unhealthy" else "") for d in found]
+    out: dict[str, Target] = {}
     for selector in selectors:
         try:
-            found = find_device(selector)
+            target = _target(find_device(selector), True, "")
         except DeviceError as error:
-            out.append(Target(selector, None, True, str(error)))
-            continue
-        target = _target(found, True, "")
-        if all(t.name != target.name for t in out):
-            out.append(target)
-    return out
+            target = Target(selector, None, True, str(error))
+        out.setdefault(target.name, target)
+    return list(out.values())
 
 
 def short_name(device: DeviceInfo) -> str:
-    """Return 'pocl 1:0', 'intel 0:0', ...: the platform in a word, and the index that selectors take."""
+    """Return 'pocl 1:0', 'intel 0:0', ...: the platform in a word, and the index for selectors."""
     words = [alias for alias, part in ALIASES.items() if part in device.platform.lower()]
     return f"{words[0] if words else device.platform} {device.index}"
 
@@ -190,14 +183,14 @@ def verify(
     started: Callable[[Report, int], None] = lambda report, cases: None,
     done: Callable[[Result], None] = lambda result: None,
 ) -> Report:
-    """Run suites on devices and return what was found.
+    """Run suites on devices and return the report.
 
-    suites:    names, or 'all'. selectors: devices as `clrope.device` takes them; none: every healthy one, no simulator.
-    seed:      of the inputs; None draws one, which the report holds.
-    text:      only cases whose notation contains (every word of) it.
+    suites:    names, or 'all'. selectors: devices as for `clrope.device`; none: every healthy device but simulators.
+    seed:      of the inputs; None draws a seed, which the report holds.
+    text:      words that a case's notation must contain.
     started:   called once with the report and the number of results to come; `done` with each result.
 
-    A device that was asked for and cannot be used is a failure; one that just stands there unhealthy is reported only.
+    A selected device that cannot be used is a failure; any other unhealthy device is only reported.
     """
     chosen = chosen_suites(suites)
     report = Report(
@@ -231,7 +224,7 @@ def _results(suite: Suite, case: SuiteCase, used: list[Target], seed: int) -> It
             begin = time.perf_counter()
             outcome = trial.run(target.device)
         except Exception as error:
-            # Whatever a driver or a kernel does to one case, the others are still worth running.
+            # An error in one case must not end the run.
             what = str(error) if isinstance(error, RopeError) else f"{type(error).__name__}: {error}"
             outcome = CaseOutcome("fail", detail=what.strip())
         expected = trial.digest if trial is not None else ""

@@ -1,7 +1,7 @@
-"""The suites by name. A file in `clrope/suite/grids/` that uses `@suite("name")` is a suite; nothing else is needed.
+"""The suites by name. A file in `clrope/suite/grids/` that uses `@suite("name")` is a suite; no other edit is needed.
 
-A suite is a function without arguments that yields its lines (`SuiteCase`), always the same ones in the same order:
-what changes from run to run are the inputs, which the seed of the run decides.
+A suite is a function without arguments that yields its lines (`SuiteCase`), always the same lines in the same order.
+The seed of a run changes the inputs only.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ..errors import ConfigError
 from .case_outcome import SuiteCase
 
 Source = Callable[[], Iterable[SuiteCase]]
-#: Stands for every suite there is.
+#: The name of every suite together.
 ALL = "all"
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A named source of cases; `remark` says what else the report should tell, for instance what was compared with."""
+    """A named source of cases; remark: a sentence for the report, e.g. on a second reference."""
 
     name: str
     cases: Source

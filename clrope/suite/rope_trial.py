@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def generator(seed: int, label: str) -> np.random.Generator:
-    """Return the source of random numbers of a case: the same whatever other cases run."""
+    """Return the random numbers of a case; they do not depend on the other cases."""
     return np.random.default_rng([seed, zlib.crc32(label.encode())])
 
 
 def draw_positions(case: Case, rng: np.random.Generator) -> Any:
-    """Return positions in the form and integer type that the case names."""
+    """Return positions in the case's form and integer type."""
     b, s = case.shape["b"], case.shape["s"]
     rows: tuple[int, ...] = (4,) if case.uses_sections else ()
     if case.pos == "offset":
@@ -83,13 +83,12 @@ class RopeTrial:
         case = self.case
         if case.type == "f64" and not device.fp64:
             return CaseOutcome("skip", limit=self.limit, detail="the device has no fp64")
-        untouched = False
+        errors = [""]
         try:
             got, errors = self._call(device)
-            untouched = not case.inplace and not errors
         finally:
             # For the next device.
-            if not untouched:
+            if case.inplace or errors:
                 self.x.restore()
         return self.check(got, errors)
 
@@ -104,12 +103,8 @@ class RopeTrial:
             out=target.views[0] if single else target.views, layout=case.lo, device=device,
         )  # fmt: skip
         got = [np.array(view) for view in target.views]
-        stray = target.stray()
-        if stray:
-            errors.append(f"{stray} elements outside the output changed")
-        changed = 0 if case.inplace else self.x.changed()
-        if changed:
-            errors.append(f"{changed} elements of the input changed")
+        counts = {"outside the output": target.stray(), "of the input": 0 if case.inplace else self.x.changed()}
+        errors += [f"{count} elements {where} changed" for where, count in counts.items() if count]
         return got, errors
 
     def check(self, got: list[npt.NDArray[Any]], errors: list[str]) -> CaseOutcome:
@@ -121,5 +116,5 @@ class RopeTrial:
 
 
 def flat(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return all elements, one array behind the other."""
+    """Return all elements of the arrays in one array."""
     return np.concatenate([np.ravel(a) for a in arrays])

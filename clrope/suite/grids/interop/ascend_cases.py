@@ -54,6 +54,11 @@ class AscendCall(FormulaCall):
         x1, x2 = x[..., ::2], x[..., 1::2]
         return np.asarray(np.concatenate([x1, x2], -1) * r1 + np.concatenate([-x2, x1], -1) * r2)
 
+    @property
+    def inputs(self) -> list[Array]:
+        """The inputs, which must not change."""
+        return [self.x, self.r1, self.r2]
+
     def run(self, **options: Any) -> Any:
         """Call the adapter with these inputs."""
         return ascend.rotary_mul(self.x, self.r1, self.r2, self.rotary_mode, **options)
@@ -61,7 +66,6 @@ class AscendCall(FormulaCall):
     def apply(self, device: DeviceInfo) -> tuple[Array, list[str]]:
         """Call the adapter, with guard bytes around `out`."""
         errors = []
-        before = np.array(self.x)
         if self.out is None:
             got = self.run(device=device)
         else:
@@ -73,8 +77,6 @@ class AscendCall(FormulaCall):
             if got is not block.view:
                 errors.append("the result is not out")
             errors += block.errors(self.out, "bytes outside out", around=True)
-        if np.array(self.x).tobytes() != before.tobytes():
-            errors.append("x changed")
         return np.array(got), errors
 
     def __str__(self) -> str:

@@ -218,8 +218,27 @@ def set_rows(call: GgmlCall, dst: Any, rows: Any, **options: Any) -> Any:
     )  # fmt: skip
 
 
+class _CallInMemory:
+    """A call with a block of memory of its own; inputs and right result are those of `call`."""
+
+    call: GgmlCall
+
+    @property
+    def inputs(self) -> list[Array | None]:
+        """The inputs, which must not change."""
+        return [self.call.a, self.call.b, self.call.c]
+
+    def want(self) -> npt.NDArray[np.float64]:
+        """Return the rotation in float64."""
+        return self.call.want()
+
+    def right_bits(self) -> Array:
+        """Return the kernels' arithmetic in NumPy."""
+        return self.call.right_bits()
+
+
 @dataclass(eq=False)
-class TensorCall:
+class TensorCall(_CallInMemory):
     """A call with its tensor in a block, as an array or by ne, nb and view_offs."""
 
     call: GgmlCall
@@ -231,14 +250,6 @@ class TensorCall:
     def kind(self) -> str:
         """a's type."""
         return dtype_name(self.call.a.dtype)
-
-    def want(self) -> npt.NDArray[np.float64]:
-        """Of the call."""
-        return self.call.want()
-
-    def right_bits(self) -> Array:
-        """Of the call."""
-        return self.call.right_bits()
 
     def apply(self, device: DeviceInfo) -> tuple[Array, list[str]]:
         """Call the operator on a copy of a's memory."""
@@ -258,7 +269,7 @@ class TensorCall:
 
 
 @dataclass(eq=False)
-class RowsCall:
+class RowsCall(_CallInMemory):
     """A call of rope_set_rows into a cache of either type; the result is the rows of `rows`."""
 
     call: GgmlCall
@@ -285,7 +296,7 @@ class RowsCall:
     def apply(self, device: DeviceInfo) -> tuple[Array, list[str]]:
         """Store into a copy of the cache; all other rows must keep their bytes."""
         errors = []
-        a, block = np.array(self.call.a), self.dst.copy()
+        block = self.dst.copy()
         rows = self.rows[0] if len(self.rows) == 1 else self.rows
         if set_rows(self.call, block.view, rows, device=device) is not block.view:
             errors.append("the result is not dst")
@@ -294,8 +305,6 @@ class RowsCall:
         for i, cache in enumerate(self._caches(expected.view)):
             cache[self.rows[i % len(self.rows)]] = got[i]
         errors += block.errors(expected, "bytes of dst outside the rows")
-        if self.call.a.tobytes() != a.tobytes():
-            errors.append("a changed")
         return got, errors
 
     def __str__(self) -> str:

@@ -35,6 +35,11 @@ class InfiniopCall(FormulaCall):
     kind: str
 
     @property
+    def inputs(self) -> Sequence[Array]:
+        """Positions and tables; `apply` copies x and y."""
+        return self.tensors[2:]
+
+    @property
     def tensors(self) -> tuple[Array, Array, Array, Array, Array]:
         """The descriptor's arguments."""
         return self.y.view, self.x.view, self.pos_ids, self.sin_table, self.cos_table

@@ -6,7 +6,7 @@ A peer's file provides `PeerCall`s. `Line` and `PeerTrial` adapt them to the run
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -34,6 +34,10 @@ class PeerCall(Protocol):
     def kind(self) -> str:
         """The result's type: 'f32', 'f16', 'bf16', 'f64'."""
 
+    @property
+    def inputs(self) -> Sequence[Array | None]:
+        """The inputs, which must not change."""
+
     def want(self) -> npt.NDArray[np.float64]:
         """Return the result of the peer's published formulas in float64."""
 
@@ -41,7 +45,7 @@ class PeerCall(Protocol):
         """Return the result of the kernels' arithmetic in NumPy, None where it is unknown."""
 
     def apply(self, device: DeviceInfo) -> tuple[Array, list[str]]:
-        """Call the adapter; return a copy of its result, and errors. The inputs stay unchanged."""
+        """Call the adapter; return a copy of its result, and errors."""
 
 
 def missing(package: str) -> str:
@@ -85,8 +89,11 @@ class PeerTrial:
             return CaseOutcome("skip", detail=missing(self.line.needs))
         if self.line.kind == "f64" and not device.fp64:
             return CaseOutcome("skip", limit=self.limit, detail="the device has no fp64")
+        before = [np.array(x).tobytes() for x in self.call.inputs if x is not None]
         with poisoned_results():
             got, errors = self.call.apply(device)
+        if before != [np.array(x).tobytes() for x in self.call.inputs if x is not None]:
+            errors = [*errors, "an input changed"]
         if got.dtype != DTYPES[self.call.kind] or got.shape != self.want.shape:
             errors = [f"the result is {got.dtype}{list(got.shape)}, not {self.call.kind}{list(self.want.shape)}"]
             return CaseOutcome("fail", limit=self.limit, detail="; ".join([*errors, str(self.call)]))

@@ -64,7 +64,6 @@ class OnnxCall(FormulaCall):
 
     def apply(self, device: DeviceInfo) -> tuple[Array, list[str]]:
         """Call the function, or run a model of this one node."""
-        before = [None if i is None else i.tobytes() for i in self.inputs]
         if self.backend:
             (got,) = adapter.Backend.prepare(self.model(), f"OPENCL:{device.index}").run(
                 [i for i in self.inputs if i is not None]
@@ -73,26 +72,23 @@ class OnnxCall(FormulaCall):
             got = adapter.rotary_embedding_ms(*self.inputs, **self.attributes, device=device)
         else:
             got = adapter.rotary_embedding(*self.inputs, **self.attributes, device=device)
-        changed = [None if i is None else i.tobytes() for i in self.inputs] != before
-        return np.array(got), ["an input changed"] if changed else []
+        return np.array(got), []
 
     def model(self) -> Any:
         """Return the node as a model of the onnx package."""
         from onnx import TensorProto, helper
 
         types = {"f32": TensorProto.FLOAT, "f16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
-        names = [None if i is None else f"input{n}" for n, i in enumerate(self.inputs)]
-        node = helper.make_node(
-            "RotaryEmbedding", [n or "" for n in names], ["Y"], domain=self.domain.removeprefix("ai.onnx"),
-            **self.attributes,
-        )  # fmt: skip
+        given = {f"input{n}": array for n, array in enumerate(self.inputs) if array is not None}
         infos = [
             helper.make_tensor_value_info(
-                name, types[self.kind] if array.dtype == self.x.dtype else TensorProto.INT64, array.shape
+                name, TensorProto.INT64 if array is self.position_ids else types[self.kind], array.shape
             )
-            for name, array in zip(names, self.inputs, strict=True)
-            if name is not None and array is not None
+            for name, array in given.items()
         ]
+        names = [f"input{n}" if f"input{n}" in given else "" for n in range(len(self.inputs))]
+        domain = self.domain.removeprefix("ai.onnx")
+        node = helper.make_node("RotaryEmbedding", names, ["Y"], domain=domain, **self.attributes)
         result = helper.make_tensor_value_info("Y", types[self.kind], self.x.shape)
         opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
         graph = helper.make_graph([node], "rope", infos, [result])
