@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clrope.benchmark.figure import GROUPS
+from clrope.benchmark.figure import middle_record, prefill_records
 from clrope.benchmark.peers import NAMES
 from clrope.benchmark.report import Table, number
-from clrope.benchmark.results import WorkloadRecord, records
-from clrope.benchmark.samples import middle
 
 from .acceptance import by_machine, check, machine_section
 
@@ -47,22 +44,18 @@ def _replaced(file: Path, name: str, table: str) -> str:
 
 def speed_table(results: Sequence[dict[str, Any]]) -> Table:
     """Return GB/s of prefill out of place by type and pairing, the share of the best copy, and the best peer."""
-    chosen: dict[tuple[str, str], list[WorkloadRecord]] = {}
-    for record in records(results):
-        if (record.family, record.place, record.direction) == ("prefill", "out", "forward"):
-            chosen.setdefault((record.dtype, record.mode), []).append(record)
-    groups = [g for g in GROUPS if g in chosen]
-    devices = list(dict.fromkeys(d for g in groups for r in chosen[g] for d in r.devices))
+    chosen = prefill_records(results)
+    devices = list(dict.fromkeys(d for found in chosen.values() for r in found for d in r.devices))
     rows = []
-    for group in groups:
+    for group, all_found in chosen.items():
         cells = []
         for device in devices:
-            found = [r for r in chosen[group] if r.of_ceiling(device) is not None]
-            shown = middle(found, partial(_share, device)) if found else None
-            cells.append(f"{number(shown.rate(device))} ({_share(device, shown):.0%})" if shown else "-")
+            found = [r for r in all_found if r.of_ceiling(device) is not None]
+            shown = middle_record(found, device) if found else None
+            cells.append(f"{number(shown.rate(device))} ({shown.of_ceiling(device) or 0.0:.0%})" if shown else "-")
         rates = [
             (entry["bytes"] / record.time(entry), peer)
-            for record in chosen[group]
+            for record in all_found
             for peer in NAMES
             for entry in record.entries("peer", peer)
         ]
@@ -70,7 +63,3 @@ def speed_table(results: Sequence[dict[str, Any]]) -> Table:
         rows.append((" ".join(group), *cells, f"{number(rate)} {peer}".strip()))
     columns = ("GB/s", *(f"#clrope on {device} (of its best copy)" for device in devices), "#best other")
     return Table("", columns, tuple(rows))
-
-
-def _share(device: str, record: WorkloadRecord) -> float:
-    return record.of_ceiling(device) or 0.0
