@@ -1,6 +1,6 @@
-"""ggml as a second reference: a case run by ggml on the CPU through `ggml-python`, where that is installed.
+"""ggml as a second reference: a case on the CPU through `ggml-python`, where it is installed.
 
-ggml is given the very memory of the case: the same parent, view, positions and frequency factors.
+ggml gets a copy of the case's memory: the same parent, view, positions and frequency factors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .case import Case
 from .case_outcome import CaseOutcome, nmse_text
 from .rope_trial import RopeTrial, flat
 
-#: ggml's own bound for its tests. Its float32 angles are off by 1e-10 at the positions used here.
+#: The limit of ggml's own tests. The error of its float32 angles is 1e-10 at the positions of the suite.
 LIMIT = 1e-7
 
 
@@ -34,7 +34,7 @@ def module() -> Any:
 
 
 def remark() -> str:
-    """Say whether ggml is compared with."""
+    """Return which references there are."""
     if module() is None:
         return "checked against the float64 reference; `pip install ggml-python` adds ggml itself"
     from importlib.metadata import version
@@ -48,7 +48,7 @@ def can_compute(case: Case) -> bool:
 
 
 class LiveTrial(RopeTrial):
-    """A call that ggml has answered too."""
+    """A trial with ggml's result as a second reference."""
 
     def __init__(self, case: Case, seed: int) -> None:
         super().__init__(case, seed)
@@ -58,7 +58,7 @@ class LiveTrial(RopeTrial):
             self.live = flat([answer]).astype(np.float64)
 
     def check(self, got: list[npt.NDArray[Any]], errors: list[str]) -> CaseOutcome:
-        """Compare with ggml's answer, then as always."""
+        """Compare with ggml's result, then with the reference."""
         if self.live is not None:
             error = nmse(flat(got), self.live)
             if not error <= LIMIT:
@@ -67,7 +67,7 @@ class LiveTrial(RopeTrial):
 
 
 def compute(case: Case, x: npt.NDArray[Any], positions: Any, config: RopeConfig) -> npt.NDArray[Any]:
-    """Return ggml's answer, of x's shape and dtype.
+    """Return ggml's result, of x's shape and dtype.
 
     x: [B, S, N, D], a view with any strides that ggml allows (dense last axis). positions: [S], or [4, S].
     """
@@ -80,7 +80,7 @@ def compute(case: Case, x: npt.NDArray[Any], positions: Any, config: RopeConfig)
     memory = (parent.nbytes + view.nbytes) * 2 + rows.nbytes + (1 << 20)
     context = g.ggml_init(g.ggml_init_params(mem_size=memory, mem_buffer=None, no_alloc=False))
     if not context:
-        raise MemoryError(f"ggml could not set {memory} bytes aside")
+        raise MemoryError(f"ggml could not allocate {memory} bytes")
     try:
         whole = _tensor(g, context, kind, np.ascontiguousarray(parent))
         a = g.ggml_view_4d(context, whole, *ne, *nb[1:], 0)
@@ -88,16 +88,13 @@ def compute(case: Case, x: npt.NDArray[Any], positions: Any, config: RopeConfig)
         c = None
         if config.freq_factors is not None:
             c = _tensor(g, context, g.GGML_TYPE_F32, np.array(config.freq_factors, dtype=np.float32))
-        floats = (config.freq_base, config.freq_scale, config.ext_factor, config.attn_factor, config.beta_fast,
-                  config.beta_slow)  # fmt: skip
-        suffix = "_inplace" if case.inplace else ""
-        if config.sections is None:
-            call = getattr(g, f"ggml_rope_ext{suffix}") if case.forward else g.ggml_rope_ext_back
-            out = call(context, a, b, c, config.n_dims, config.ggml_mode, config.n_ctx_orig, *floats)
-        else:
-            call = getattr(g, f"ggml_rope_multi{suffix}") if case.forward else g.ggml_rope_multi_back
-            sections = (ctypes.c_int * 4)(*config.sections)
-            out = call(context, a, b, c, config.n_dims, sections, config.ggml_mode, config.n_ctx_orig, *floats)
+        ending = ("_inplace" if case.inplace else "") if case.forward else "_back"
+        operator = getattr(g, f"ggml_rope_{'ext' if config.sections is None else 'multi'}{ending}")
+        sections = () if config.sections is None else ((ctypes.c_int * 4)(*config.sections),)
+        out = operator(
+            context, a, b, c, config.n_dims, *sections, config.ggml_mode, config.n_ctx_orig, config.freq_base,
+            config.freq_scale, config.ext_factor, config.attn_factor, config.beta_fast, config.beta_slow,
+        )  # fmt: skip
         graph = g.ggml_new_graph(context)
         g.ggml_build_forward_expand(graph, out)
         if g.ggml_graph_compute_with_ctx(context, graph, 2) != 0:
@@ -114,7 +111,7 @@ def _tensor(g: Any, context: Any, kind: int, data: npt.NDArray[Any]) -> Any:
 
 
 def _read(tensor: Any, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Copy a tensor of ggml's, which may be a view, before its context goes."""
+    """Copy a tensor, which may be a view, out of its context."""
     strides = [int(tensor.nb[i]) for i in range(4)][::-1]
     span = sum(step * (n - 1) for step, n in zip(strides, like.shape, strict=True)) + like.itemsize
     raw = np.frombuffer(ctypes.string_at(tensor.data, span), dtype=like.dtype)

@@ -10,10 +10,13 @@ import oracle
 
 import clrope
 from clrope.suite.grids.interop import ggml_cases as suite
-from clrope.suite.grids.interop.ggml_cases import PLAIN, set_rows
+from clrope.suite.grids.interop.ggml_cases import set_rows
 
 __all__ = ["DTYPES", "PLAIN", "Call", "calls", "limit", "nmse", "set_rows"]
 
+#: Float arguments without any scaling.
+PLAIN = {"n_ctx_orig": 0, "freq_base": 1e4, "freq_scale": 1.0, "ext_factor": 0.0, "attn_factor": 1.0, "beta_fast": 32.0,
+         "beta_slow": 1.0}  # fmt: skip
 DTYPES = {"f16": np.float16, "f32": np.float32}
 
 
@@ -25,8 +28,9 @@ class Call(suite.GgmlCall):
 
 
 def calls(rng: np.random.Generator, count: int, **ranges: Any) -> Iterator[Call]:
-    for call in suite.calls(rng, count, **ranges):
-        yield Call(**vars(call))
+    for _ in range(count):
+        mode = int(rng.choice(list(suite.MODES.values())))
+        yield Call(**vars(suite.draw(rng, mode, **ranges)))
 
 
 def nmse(got: np.ndarray, want: np.ndarray) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,15 @@ import clrope
 from clrope import ConfigError, ShapeError
 from clrope.interop import ascend
 from clrope.layout import DTYPES
-from clrope.suite.grids.interop.ascend_cases import MODES, AscendCall, calls
+from clrope.suite.grids.interop.ascend_cases import MODES, AscendCall, draw
 
 LIMITS = {"f16": 6e-8, "bf16": 4e-6, "f32": 1e-13, "f64": 1e-30}
+
+
+def calls(rng: np.random.Generator, kinds: Sequence[str]) -> Iterator[AscendCall]:
+    """Yield a random call for each mode and each choice of axes on which r1 and r2 have length 1."""
+    for mode, ones in itertools.product(MODES, itertools.product((True, False), repeat=3)):
+        yield draw(rng, mode, str(rng.choice(kinds)), ones)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,20 @@ import clrope
 from clrope.interop.infiniop import Algo, InfiniOpError, RoPEDescriptor, Status, TensorDescriptor
 from clrope.layout import DTYPES
 from clrope.suite.grids.interop.block import Block
-from clrope.suite.grids.interop.infiniop_cases import InfiniopCall, calls
+from clrope.suite.grids.interop.formula import INTEGERS, KINDS
+from clrope.suite.grids.interop.infiniop_cases import InfiniopCall, draw
 
 #: Against float64 arithmetic on the same stored tables.
 LIMITS = {"f16": 6e-8, "bf16": 4e-6, "f32": 1e-13, "f64": 1e-30}
+
+
+def calls(rng: np.random.Generator, count: int, kinds: Sequence[str] = KINDS) -> Iterator[InfiniopCall]:
+    """Yield random calls."""
+    for _ in range(count):
+        yield draw(
+            rng, str(rng.choice(kinds)), Algo(int(rng.integers(0, 2))), int(rng.integers(3, 5)),
+            bool(rng.random() < 0.3), str(rng.choice(INTEGERS)), bool(rng.random() < 0.5),
+        )  # fmt: skip
 
 
 def right(got: np.ndarray, want: np.ndarray) -> bool:

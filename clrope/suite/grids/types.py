@@ -1,9 +1,9 @@
 """The suite 'types': every value of the small types, and the hard values of float32 and float64, bit for bit.
 
-- copy: the values are outside of the rotated window and must come through with every bit.
-- still: they are rotated by nothing (position 0) with a partner of 0, and must come through (any NaN as a NaN).
-- turn: they are rotated, and must have the bits that the same arithmetic in NumPy gives: rounding to nearest even,
-  subnormals, infinities and NaN as IEEE 754 says.
+- copy: values outside of the rotated window keep every bit.
+- still: values at position 0 with a partner of 0 stay equal (any NaN as a NaN).
+- turn: rotated values have the bits of the same arithmetic in NumPy: rounding to nearest even, subnormals, infinities
+  and NaN as in IEEE 754.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COUNT = 1 << 16
 
 
 def values_of(kind: str, rng: np.random.Generator) -> npt.NDArray[Any]:
-    """Return 65,536 values: all there are for types of 8 and 16 bits, else random bit patterns and the limits."""
+    """Return 65,536 values: all values of types of 8 and 16 bits, else random bit patterns and the limits."""
     dtype = DTYPES[kind]
     words = np.dtype(f"u{dtype.itemsize}")
     if dtype.itemsize <= 2:
@@ -57,11 +57,11 @@ class TypeLine:
 
     @property
     def label(self) -> str:
-        """In the manner of the grid."""
+        """A text like the notation of the grid."""
         return f"VALUES(type={self.kind},mode={self.mode},check={self.check},inplace={int(self.inplace)})"
 
     def prepare(self, seed: int) -> TypeTrial:
-        """Draw what is drawn."""
+        """Draw the values."""
         return TypeTrial(self, seed)
 
 
@@ -77,7 +77,7 @@ class TypeTrial:
         pairs = HEAD // 2
         rotated = HEAD
         if line.check == "turn":
-            # Each value meets another one, drawn, as first and as second of a pair.
+            # Each value is the first and the second of a pair with a random value.
             both = np.concatenate([values, rng.permutation(values)]).reshape(2, -1, pairs)
             heads = np.concatenate([both, both[::-1]], axis=1)
         elif line.check == "still":
@@ -88,23 +88,21 @@ class TypeTrial:
             rotated = HEAD // 2
             copied = values.reshape(-1, HEAD - rotated)
             heads = np.stack([rng.uniform(-1, 1, copied.shape).astype(values.dtype), copied])
-        if line.check == "copy" or line.mode == "neox":
-            ordered = np.concatenate([heads[0], heads[1]], axis=1)
-        else:
-            ordered = np.stack([heads[0], heads[1]], axis=2).reshape(-1, HEAD)
+        # Halves side by side, or interleaved.
+        axis = 1 if line.check == "copy" or line.mode == "neox" else 2
+        ordered = np.stack([heads[0], heads[1]], axis=axis).reshape(-1, HEAD)
         self.x = np.ascontiguousarray(ordered)[None, :, None, :]
         self.config = RopeConfig(mode=line.mode, n_dims=rotated)
         tokens = self.x.shape[1]
         self.positions = np.zeros(tokens, np.int64) if line.check == "still" else rng.integers(0, 1 << 20, tokens)
         if line.check == "still":
-            # By the definition, not by any arithmetic: cos is 1, sin is 0, and 0 is added. Only an infinity next to the
-            # 0 makes a NaN of that 0 (infinity * 0).
+            # By definition: cos is 1, sin is 0. The product of an infinity and sin is NaN.
             self.want = self.x.copy()
             first, second = _pairs_of(self.want, line.mode)
             wild_first, wild_second = (~np.isfinite(part) for part in (first, second))
             first[wild_second] = np.nan
             second[wild_first] = np.nan
-            # -0 + 0 is +0, in the second of a pair.
+            # In the second of a pair, -0 + 0 is +0.
             second[second == 0] = 0
         else:
             self.want = emulate_rope(self.x, self.positions, self.config)
@@ -125,7 +123,7 @@ class TypeTrial:
         api.rope(x, self.positions, self.config, out=got, device=device)
         errors = []
         differs = differing(got, self.want)
-        # Of a NaN that was copied every bit counts; which NaN arithmetic makes is left open by IEEE 754.
+        # A copied NaN keeps its bits; arithmetic may make any NaN.
         differs[..., self.rotated :] = (bits(got) != bits(self.want))[..., self.rotated :]
         if differs.any():
             at = tuple(int(i) for i in np.argwhere(differs)[0])

@@ -100,12 +100,6 @@ def draw(rng: np.random.Generator, mode: str, kind: str, ones: Sequence[bool], r
     return AscendCall(x, r1, r2, mode, result, None if result == "new" else Block.drawn(rng, shape, DTYPES[kind]))
 
 
-def calls(rng: np.random.Generator, kinds: Sequence[str] = KINDS) -> Iterator[AscendCall]:
-    """Yield a random call for each mode and each choice of axes on which r1 and r2 have length 1."""
-    for mode, ones in product(MODES, product((True, False), repeat=3)):
-        yield draw(rng, mode, str(rng.choice(kinds)), ones)
-
-
 def lines() -> Iterator[Line]:
     """Yield every mode, type and shape of r1 and r2; in labels, 1 is a length of 1, N the length of x."""
     for i, (kind, mode, ones) in enumerate(product(KINDS, MODES, product((True, False), repeat=3))):

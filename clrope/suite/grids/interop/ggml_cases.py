@@ -31,9 +31,6 @@ NEEDS = ""
 MODES: dict[Mode, int] = {"normal": 0, "neox": 2, "mrope": 8, "vision": 24, "imrope": 40}
 TYPES = ("f32", "f16")
 _VISION, _IMROPE = MODES["vision"], MODES["imrope"]
-#: Float arguments without any scaling.
-PLAIN = {"n_ctx_orig": 0, "freq_base": 1e4, "freq_scale": 1.0, "ext_factor": 0.0, "attn_factor": 1.0, "beta_fast": 32.0,
-         "beta_slow": 1.0}  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -199,15 +196,6 @@ def draw(
     a = uniform(rng, tuple(shape), str(rng.choice(TYPES)) if kind is None else kind)
     drawn = bool(rng.random() < 0.7)
     return GgmlCall(a, b, c, n_dims, mode, sections, floats, n_offs, drawn if forward is None else forward)
-
-
-def calls(
-    rng: np.random.Generator, count: int, *, highest: int = 512, offsets: bool = True, largest: int = 16
-) -> Iterator[GgmlCall]:
-    """Yield random calls of all modes."""
-    for _ in range(count):
-        mode = int(rng.choice(list(MODES.values())))
-        yield draw(rng, mode, highest=highest, offsets=offsets, largest=largest)
 
 
 def set_rows(call: GgmlCall, dst: Any, rows: Any, **options: Any) -> Any:

@@ -89,15 +89,6 @@ def draw(
     return InfiniopCall(y, x, pos, sin, cos, algo, kind)
 
 
-def calls(rng: np.random.Generator, count: int, kinds: Sequence[str] = KINDS) -> Iterator[InfiniopCall]:
-    """Yield random calls."""
-    for _ in range(count):
-        yield draw(
-            rng, str(rng.choice(kinds)), Algo(int(rng.integers(0, 2))), int(rng.integers(3, 5)),
-            bool(rng.random() < 0.3), str(rng.choice(INTEGERS)), bool(rng.random() < 0.5),
-        )  # fmt: skip
-
-
 def lines() -> Iterator[Line]:
     """Yield every type, algorithm and rank, in place or not, pos_ids of every integer type, shared or per batch."""
     for i, (kind, algo, rank, inplace, per_batch) in enumerate(
