@@ -1,4 +1,4 @@
-"""Checks what must hold on bench/results, or on the given files. Exit code 1 if a row is not met."""
+"""Checks the acceptance of bench/results, or of the given files. Exit code 1 if a row is not met."""
 
 import argparse
 import sys

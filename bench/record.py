@@ -1,4 +1,4 @@
-"""Measures what the documents need, or the given patterns, and keeps it in bench/results."""
+"""Measures the workloads of the documents, or the given patterns, and keeps the results in bench/results."""
 
 import argparse
 import sys
@@ -24,11 +24,11 @@ def main() -> int:
     parser.add_argument("patterns", nargs="*", help="workloads, or 'processes'; default: standard, calls, processes")
     parser.add_argument("--device", action="append", default=[], help="default: every healthy one but simulators")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--peer-rounds", type=int, default=9, help="of these, those that peers take part in")
+    parser.add_argument("--peer-rounds", type=int, default=9, help="of these, the rounds with peers")
     parser.add_argument("--repeats", type=int, default=1, help="of each workload, from buffers newly made")
     parser.add_argument("--call-rounds", type=int, default=60, help="rounds of the workloads named calls")
     parser.add_argument("--calls", type=int, default=5)
-    parser.add_argument("--tiny", action="store_true", help="try it out; nothing is kept")
+    parser.add_argument("--tiny", action="store_true", help="a trial; nothing is kept")
     given = parser.parse_args()
     devices = [clrope.device(name) for name in given.device] or [
         d for d in clrope.devices() if d.health.ok and not d.simulator

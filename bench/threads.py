@@ -1,7 +1,7 @@
 """Prints how many times what one thread of a CPU device does all of them do at once: multiplying, and copying.
 
-Two processors of a virtual machine may be two threads of one core, which multiply no more numbers a second than one
-does, or share a way to memory that one of them fills; at one time, and not at another.
+Two processors of a virtual machine may be two threads of one core, which multiply no faster than one thread. They may
+share a memory bus that one of them saturates. Both may change with time.
 
 Example: python bench/threads.py --device pocl --seconds 60
 """

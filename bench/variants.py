@@ -2,7 +2,7 @@
 
 Example: python bench/variants.py prefill/f16/neox/out/forward --device pocl --only 'rows16 clang prepared'
 
-With --kernels also other texts of the kernels, for instance those of an earlier commit:
+With --kernels also other kernel sources, for instance of an earlier commit:
 git worktree add ../before HEAD~1
 python bench/variants.py prefill/f16/neox/out/forward --kernels ../before/kernels --quick
 """

@@ -1,1 +1,1 @@
-"""What this project measures for itself: acceptance, variants side by side, machine code, threads."""
+"""This project's own measurements: acceptance, variants interleaved, machine code, threads."""

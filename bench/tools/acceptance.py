@@ -1,7 +1,6 @@
-"""What must hold, checked on result files: one row a claim and device, met or not, with the figure.
+"""Acceptance of result files: one row a claim and device, met or not, with the figure.
 
-Ratios are medians of those within each round; the ratio of minima is told as well, because it shows what a disturbed
-machine hides.
+Ratios are medians of the ratios within each round. The ratio of minima is given too: it shows what load hides.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from clrope.benchmark.samples import middle
 
 from .shares import bound_against, bound_of_launches, copy_time, error_of_ceiling, of_arrays, windows_of_ceiling
 
-#: Sizes from here on have to cost in proportion to their bytes.
+#: Sizes from which the cost must be proportional to the bytes.
 LINEAR_FROM = 4 << 20
 MIB = 1 << 20
 #: Peer, type, pairings (the worse one counts), how many times faster; prefill out of place, on the better device.
@@ -35,7 +34,7 @@ PEER_TARGETS: tuple[tuple[str, str, tuple[str, ...], float], ...] = (
     ("torch_compile", "f16", ("normal", "neox"), 15.0),
     ("torch_compile", "bf16", ("normal", "neox"), 15.0),
 )
-#: What calls may cost: comparison, limit, limit on PoCL where it is another one, unit.
+#: Limits of the cost of calls: comparison, limit, limit on PoCL, unit.
 CALL_LIMITS: tuple[tuple[str, float, float, str], ...] = (
     ("one-shot on NumPy / torch eager", 0.5, 1.5, "×"),
     ("one-shot on torch tensors / torch eager", 0.5, 1.5, "×"),
@@ -49,11 +48,10 @@ CALL_LIMITS: tuple[tuple[str, float, float, str], ...] = (
 
 @dataclass(frozen=True)
 class Row:
-    """A claim. figure: the worst one that was measured; met: None if nothing was.
+    """A claim. figure: the worst measured figure; met: None without a measurement.
 
-    bound: what a kernel that only moves the bytes, or bare launches, have instead there, where that is not the limit
-    itself.
-    error: standard error of the figure, where the turns that it is of were kept. machine: the CPU it was measured with.
+    bound: the figure of a kernel that only moves the bytes, or of bare launches, where the limit is not that figure.
+    error: standard error of the figure, where turns were kept. machine: the CPU of the measurement.
     """
 
     claim: str
@@ -70,11 +68,11 @@ class Row:
     machine: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it JSON-ready."""
+        """Return a JSON-ready dictionary."""
         return asdict(self)
 
     @property
-    def verdict(self) -> str:
+    def status(self) -> str:
         """Return 'met', 'NOT MET' or 'not measured'."""
         return "not measured" if self.met is None else "met" if self.met else "NOT MET"
 
@@ -89,7 +87,7 @@ class _Found:
 
 
 def by_machine(results: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Return results by the CPU that they were measured with, the one measured last first: no ratio is of two."""
+    """Return results by their CPU, the last measured CPU first: no ratio compares two machines."""
     out: dict[str, list[int]] = {}
     for k in sorted(range(len(results)), key=lambda k: str(results[k]["started"]), reverse=True):
         out.setdefault(str(results[k]["environment"]["cpu"]), []).append(k)
@@ -97,7 +95,7 @@ def by_machine(results: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, An
 
 
 def check(results: Sequence[dict[str, Any]]) -> list[Row]:
-    """Return all rows of each machine, in the order of the table of targets. Tiny runs say nothing and are left out."""
+    """Return all rows of each machine, in the order of the table of targets. Tiny runs are omitted."""
     known = by_machine([r for r in results if not r["options"]["tiny"]])
     return [replace(row, machine=cpu) for cpu, found in (known or {"": []}).items() for row in _check(found)]
 
@@ -121,7 +119,7 @@ def _check(results: Sequence[dict[str, Any]]) -> list[Row]:
             for place, text in (("out", "out of place"), ("in", "in place")):
                 chosen = [r for r in forward if (r.family, r.place) == (family, place)]
                 rows.append(_row(f"{label}, {text}, of the ceiling", device, 0.9, _ceilings(chosen, device)))
-            # What a part of each row allows is told next to what as many bytes in a row would.
+            # The ceiling for parts of rows stands next to the ceiling for contiguous bytes.
             rows.append(
                 _row(f"{label}, in place, of scaling the same parts", device, 0.9, _ceilings(chosen, device, "windows"))
             )
@@ -280,8 +278,8 @@ def _linear(sizes: Sequence[WorkloadRecord], device: str) -> Row:
         share = record.of_ceiling(device, statistic)
         return record.workload["bytes_moved"] / share if share else None
 
-    # Sizes are measured one after the other, and on a shared machine not at one speed of the memory: the unit is what
-    # copying a byte takes in the same rounds. As bound the times of copying, in which that speed is.
+    # A shared machine changes its memory speed between sizes. The unit is the time of copying a byte in the same rounds.
+    # The bound is the time of copying, which includes the change of speed.
     median, minimum = off(lambda r: in_copies(r, "median")), off(lambda r: in_copies(r, "min"))
     copying = off(lambda r: copy_time(r, device))
     found = [_Found(median[0], minimum[0], median[1], copying[0] if copying else None)] if median and minimum else []
@@ -320,7 +318,7 @@ def target_table(rows: Sequence[Row]) -> Table:
                 "" if row.error is None else f"{row.error:.2f}",
                 number(row.of_minima, row.unit),
                 number(row.bound, row.unit) if row.bound else "",
-                row.verdict,
+                row.status,
                 row.at,
             )
             for row in rows

@@ -61,8 +61,8 @@ class Instruction:
 class Loop:
     """A loop, without the loops in it: how many instructions, how many of them with vectors, how many prefetch.
 
-    stored: bytes that its vector stores write; non_temporal: those of them that do not go through the cache. Branches
-    count whether they are taken or not.
+    stored: bytes that its vector stores write; non_temporal: of these, the bytes of non-temporal stores.
+    Branches that are not taken count too.
     """
 
     function: str
@@ -97,14 +97,14 @@ def elf_files(blob: bytes) -> list[bytes]:
 def loops(listing: str) -> list[Loop]:
     """Return the loops of what objdump printed that store vectors or prefetch, the one that stores most first.
 
-    Of those alike in that only the shortest: PoCL compiles a kernel several times, and compilers put parts of a loop
-    that are seldom reached far behind it, from where jumps back look like loops around others.
+    Of loops with equal counts only the shortest is returned: PoCL compiles a kernel several times, and compilers place
+    rarely reached parts of a loop far behind it. Jumps back from there look like outer loops.
     """
     out: dict[tuple[int, ...], Loop] = {}
     for function, code in _functions(listing):
         spans = {(i.jump, i.address) for i in code if i.jump is not None and code[0].address <= i.jump <= i.address}
         for first, last in sorted(spans):
-            # Those that begin where it begins are itself, on a shorter way round.
+            # Spans with the same beginning are shorter ways round the same loop.
             within = [(a, b) for a, b in spans if first < a and b <= last]
             body = [
                 i for i in code

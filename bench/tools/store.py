@@ -1,4 +1,4 @@
-"""Kept results: for each device a summary that people read and compare, and the results themselves, compressed."""
+"""Kept results: for each device a readable summary, and its results, compressed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def of_device(result: dict[str, Any], label: str) -> dict[str, Any]:
 
 
 def keep(folder: Path, result: dict[str, Any]) -> list[Path]:
-    """Keep a result: what it measured takes the place of what was kept of the same workloads. Return the files."""
+    """Keep a result in place of older results of the same workloads. Return the files."""
     out = []
     for label in result["devices"]:
         where = file_of(folder, label, result)
@@ -47,7 +47,7 @@ def keep(folder: Path, result: dict[str, Any]) -> list[Path]:
 
 
 def without(results: Sequence[dict[str, Any]], newer: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the results less what a newer one measured again."""
+    """Return the results without the workloads of a newer result."""
     names = {w["name"] for w in newer["workloads"]}
     left = [
         r

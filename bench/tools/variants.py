@@ -34,8 +34,8 @@ QUICK_ROUNDS = 25
 class Compared:
     """One line: what ran, GB/s by the median and at best, the share of the best ceiling and of the chosen variant.
 
-    Both shares are medians of those within each round; error: the standard error of the latter, None of few rounds.
-    chosen: it is the chosen one.
+    Both shares are medians of the shares within each round. error: of `of_chosen`, None of few rounds. chosen: whether
+    it is the chosen variant.
     """
 
     name: str
@@ -58,7 +58,7 @@ def compare_variants(
     *,
     quick: bool = False,
 ) -> list[Compared]:
-    """Return ceilings and wanted candidates, best first; those that become the same on the workload are timed once.
+    """Return ceilings and wanted candidates, best first; equal variants are timed once.
 
     folders: further folders of kernel sources, which have to understand the same options; each gives every variant
     once more, named after it. With them the chosen variant alone will do. quick: no warm-ups, and of the ceilings
@@ -124,7 +124,7 @@ def _rate(entry: BenchmarkEntry, percentile: int) -> float:
 
 
 def _of(entry: BenchmarkEntry, top: BenchmarkEntry) -> list[float]:
-    """Return the rate as a share of another's in each round: everybody was in all of them."""
+    """Return the rate as a share of another entry's rate, in each round."""
     turns = [found.turns if (found := c.stats("wall")) else () for c in (top, entry)]
     return [entry.bytes * above / (top.bytes * own) for above, own in zip(*turns, strict=True)]
 

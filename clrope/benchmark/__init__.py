@@ -1,4 +1,4 @@
-"""Measuring: workloads, the ceilings of a device, peers, rounds of calls, results with their environment, reports.
+"""Measurements: workloads, the ceilings of a device, peers, rounds of calls, results with their environment, reports.
 
-Nothing is timed that was not validated first, and whatever is compared was measured in turns, in the same process.
+Every entry is validated before it is timed. Compared entries are measured interleaved, in the same process.
 """

@@ -1,4 +1,4 @@
-// The least that a call can be: q and k of one token rotated by tables that are there, each work-item some heads.
+// The least work of a call: q and k of one token are rotated by given tables, some heads a work-item.
 // T: float or half. INTERLEAVED: pairs (2i, 2i + 1), otherwise (i, i + D / 2).
 #pragma OPENCL FP_CONTRACT OFF
 #ifdef HALF

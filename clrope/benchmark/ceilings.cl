@@ -1,8 +1,8 @@
-// What memory allows: copying and scaling in place, without any other work, and a kernel that does nothing.
+// The ceilings: copying, scaling in place, and an empty kernel.
 //
 // W: words of 32 bits in a vector. VECTORS: read and write by pointers to vectors instead of vload and vstore.
-// STREAM: there are non-temporal stores. ROW, WINDOW: words of a row, and those of them that are scaled.
-// A work-item moves `each` vectors one behind the other, at most up to `vectors`.
+// STREAM: the compiler has non-temporal stores. ROW, WINDOW: words of a row, and of its scaled part.
+// A work-item moves `each` consecutive vectors, at most up to `vectors`.
 
 #define PASTE_(a, b) a##b
 #define PASTE(a, b) PASTE_(a, b)

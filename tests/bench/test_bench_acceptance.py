@@ -1,4 +1,4 @@
-"""What must hold, checked on results that are made up, and on the kept ones."""
+"""Acceptance of made-up results."""
 
 import json
 
@@ -55,7 +55,7 @@ def test_below_the_ceiling():
     assert (found["pocl"].met, found["intel"].met) == (True, False)
     assert found["intel"].figure == pytest.approx(49 / 50 / 1.2, rel=1e-3)
     assert found["intel"].at == "prefill/f16/neox/out/forward"
-    assert found["intel"].verdict == "NOT MET"
+    assert found["intel"].status == "NOT MET"
 
 
 def test_against_peers_the_better_device_counts():
@@ -151,7 +151,7 @@ def test_gpus_are_checked_by_event_times():
 def test_what_was_not_measured_is_not_met():
     result = made_up(workloads=select(["prefill/f32/neox/out/forward"]), processes=[])
     found = acceptance.check([result])
-    assert {row.verdict for row in found} == {"met", "not measured", "NOT MET"}
+    assert {row.status for row in found} == {"met", "not measured", "NOT MET"}
     assert all(row.figure is None for row in found if row.met is None)
 
 

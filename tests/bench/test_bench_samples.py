@@ -93,7 +93,7 @@ class Clock:
 def clock(monkeypatch):
     made = Clock()
     monkeypatch.setattr("clrope.benchmark.entry.time", made)
-    # With this clock whoever sleeps seems to work.
+    # With this clock, sleeping looks like work.
     monkeypatch.setattr("clrope.benchmark.entry.settle", lambda: None)
     return made
 
@@ -110,7 +110,7 @@ class Turns:
         return BenchmarkEntry("clrope", name, call, lambda: None, sets, **more)
 
 
-def test_contenders_take_turns_and_go_through_their_sets(clock):
+def test_entries_take_turns_and_go_through_their_sets(clock):
     turns = Turns(clock)
     a, b = turns.entry("a", 3), turns.entry("b", takes=70)
     rounds([a, b], 4)
@@ -212,7 +212,7 @@ def test_what_follows_a_call_is_not_timed(clock):
     assert seen == [1, 0, 1, 0, 1, 0]
 
 
-def test_a_lead_in_ends_after_its_time(clock):
+def test_a_warm_up_ends_after_its_time(clock):
     turns = Turns(clock)
     made = turns.entry("a", 8, takes=90_000_000)
     rounds([made], 1)
@@ -220,7 +220,7 @@ def test_a_lead_in_ends_after_its_time(clock):
     assert made.wall == [90_000_000]
 
 
-def test_contenders_of_the_same_sets_go_on_where_the_one_before_left_off(clock):
+def test_entries_of_the_same_sets_share_the_cursor(clock):
     turns = Turns(clock)
     a, b = turns.entry("a", 3), turns.entry("b", 3)
     a.cursor = b.cursor = SetCursor()
@@ -259,7 +259,7 @@ def test_event_times_span_the_launches():
     assert event_ns(None) is None
 
 
-def test_entry_of_a_contender(clock):
+def test_record_of_an_entry(clock):
     turns = Turns(clock)
     made = turns.entry("a", bytes=64, device="pocl", variant="one way")
     made.nmse = 1.23456e-15

@@ -105,7 +105,7 @@ def test_a_single_result_is_read_as_well(tmp_path):
 
 
 def test_older_results_are_read(tmp_path):
-    """What is now called a variant was a spelling, and calls had no rounds of their own."""
+    """The field `variant` had another name, and calls had no rounds of their own."""
     old = made_up()
     for w in old["workloads"]:
         for key in ("calls", "layers"):

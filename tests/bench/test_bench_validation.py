@@ -1,4 +1,4 @@
-"""Nothing wrong gets past the validate, neither a rotation nor a copy."""
+"""Wrong rotations and wrong copies fail their checks."""
 
 import numpy as np
 import pytest
@@ -109,7 +109,7 @@ CEILINGS = {
 
 
 @pytest.mark.parametrize("name", CEILINGS)
-def test_every_spelling_of_a_ceiling_is_right(device, name, seed):
+def test_every_variant_of_a_ceiling_is_right(device, name, seed):
     bench = open_bench(device, "device")
     sets = DeviceSets(bench.profiled, device, make_inputs(tiny(name), seed))
     ceilings = Ceilings(device, bench.profiled, "device")

@@ -44,7 +44,7 @@ def test_poison_is_nan_everywhere(kind: str) -> None:
     assert memory.changed() == 0
 
 
-def test_views_lie_as_their_case_says() -> None:
+def test_strides_of_views() -> None:
     backwards, third = Memory(CASE, 4).views[0], Memory(CASE, 5).views[0]
     assert backwards.strides[3] == -8
     assert third.strides[3] == 12

@@ -1,7 +1,7 @@
 """The suite 'ggml': the parameters of ggml's test_rope, with ggml itself as a second reference where it is installed.
 
-The grid's dimensions are those published in ggml's tests/test-backend-ops.cpp; windows with an offset (n_offs), which
-ggml gained later, are added for the four modes that have them.
+The grid has the dimensions of ggml's tests/test-backend-ops.cpp, and windows with an offset (n_offs) for the four modes
+that have them.
 """
 
 from __future__ import annotations

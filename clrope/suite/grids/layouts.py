@@ -21,14 +21,13 @@ def layouts() -> Iterator[CaseLine]:
     def case(view: int, order: str, **changes: object) -> CaseLine:
         mode = next(modes)
         heads = (80, 6, 5, 3 if "b" in order else 1)
-        # Half of the head, so that there is a rest to copy (not for vision, which takes all of it).
+        # Half of the head, with a rest to copy; vision takes all of it.
         dims = 80 if mode == 24 else 40
         return CaseLine(
             Case(next(types), heads, dims, mode, 512, 1.0, 0.0, 1.0, False, view, lo=order, **changes)  # type: ignore[arg-type]
         )
 
-    # 24 orders of four axes and 6 of three: numbers of types (4), modes (5) and of these share few factors, so that
-    # the cycles meet in ever new ways.
+    # The numbers of orders (24 and 6), types (4) and modes (5) share few factors: the cycles give many combinations.
     orders = ["".join(p) for p in (*permutations("bsnd"), *permutations("snd"))]
     for order in orders:
         for inplace in (False, True):

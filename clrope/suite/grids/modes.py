@@ -1,4 +1,4 @@
-"""The suite 'modes': what ggml's own grid leaves open of the five modes.
+"""The suite 'modes': parameters of the five modes beyond ggml's own grid.
 
 Sections that wrap, that do not sum to the pairs, that use all four axes; windows with an offset; YaRN's ramp with a
 context length; bases; positions far away, negative, per batch, of every integer type; ggml's own angles; float64.

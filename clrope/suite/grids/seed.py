@@ -1,4 +1,4 @@
-"""The suite 'seed': 96 cases of ggml's test_rope with what a faulty accelerator kernel once made of them."""
+"""The suite 'seed': 96 cases of ggml's test_rope with the errors of a faulty accelerator kernel."""
 
 from __future__ import annotations
 
