@@ -278,7 +278,7 @@ def _linear(sizes: Sequence[WorkloadRecord], device: str) -> Row:
         share = record.of_ceiling(device, statistic)
         return record.workload["bytes_moved"] / share if share else None
 
-    # A shared machine changes its memory speed between sizes. The unit is the time of copying a byte in the same rounds.
+    # A shared machine changes its memory speed between sizes: the unit is the time of copying a byte in each round.
     # The bound is the time of copying, which includes the change of speed.
     median, minimum = off(lambda r: in_copies(r, "median")), off(lambda r: in_copies(r, "min"))
     copying = off(lambda r: copy_time(r, device))
