@@ -67,8 +67,9 @@ class DeviceInfo:
     native_widths: VectorWidths
     compute_units: int
     local_mem: int
-    global_mem: int
-    max_alloc: int
+    #: What PoCL answers here follows the memory that is free at the moment, which is no part of a device's identity.
+    global_mem: int = field(compare=False)
+    max_alloc: int = field(compare=False)
     max_work_group_size: int
     host_unified: bool
     #: Path of the libOpenCL in use.

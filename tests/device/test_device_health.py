@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,12 +57,31 @@ def test_a_crash_is_reported_by_its_signal(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_hang_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CLROPE_PROBE_TIMEOUT", "1")
-    begin = time.monotonic()
-    result = ending(monkeypatch, "time.sleep(60)")
+    monkeypatch.setenv("CLROPE_PROBE_TIMEOUT", "3")
+    started: list[Hanging] = []
+
+    class Hanging(subprocess.Popen[bytes]):
+        """A child whose time is over as soon as it hangs."""
+
+        def __init__(self, command: list[str], **options: Any) -> None:
+            self.written = Path(command[4])
+            super().__init__(command, **options)
+            started.append(self)
+
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout is None:
+                return super().wait()
+            assert timeout == 3
+            while not (self.written.exists() and self.written.read_text().endswith("\n")):
+                assert self.poll() is None
+                time.sleep(0.01)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(child.subprocess, "Popen", Hanging)
+    result = ending(monkeypatch, "time.sleep(3600)")
     assert result.outcome == "timeout"
-    assert "no answer in 1 s while running the kernel x" in result.reason
-    assert time.monotonic() - begin < 20
+    assert result.reason == "no answer in 3 s while running the kernel x"
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
 def test_an_exception_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

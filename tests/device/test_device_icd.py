@@ -59,6 +59,11 @@ def healthy(listed: list[dict[str, Any]]) -> list[str]:
     return sorted(d["name"] for d in listed if d["health"]["status"] == "ok")
 
 
+def without_memory(listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The devices without what PoCL derives from the memory that is free at the moment."""
+    return [{k: v for k, v in d.items() if k not in ("global_mem", "max_alloc")} for d in listed]
+
+
 @pytest.mark.parametrize(("source", "signal"), [(ABORT_ON_LOAD, "SIGABRT"), (SEGV_IN_QUERY, "SIGSEGV")])
 def test_a_driver_that_crashes_is_left_out(
     script: Script, cc: str, tmp_path: Path, warm: Path, source: str, signal: str
@@ -79,7 +84,7 @@ def test_a_driver_that_crashes_is_left_out(
     assert got["jobs"].count("enumerate") >= 3, "all, each alone, and the rest"
     again = script(system + "show(devices=listing(), jobs=jobs)", warm)
     assert again["jobs"] == [], "what was found out is remembered"
-    assert again["devices"] == got["devices"]
+    assert without_memory(again["devices"]) == without_memory(got["devices"])
 
 
 def test_a_driver_that_crashes_and_was_named_by_the_user(script: Script, cc: str, tmp_path: Path, warm: Path) -> None:
@@ -119,7 +124,7 @@ def test_a_users_variable_is_kept(script: Script, tmp_path: Path, warm: Path) ->
 
 
 @pytest.mark.skipif(not INTEL, reason="Intel's runtime is not installed by pip in this environment")
-def test_intels_runtime_from_pip_is_visible_beside_the_others(script: Script, warm: Path) -> None:
+def test_intels_runtime_from_pip_is_visible_with_the_others(script: Script, warm: Path) -> None:
     got = script("show(devices=listing(), chosen=D.device('intel').platform)", warm)
     assert "Intel" in got["chosen"]
     assert len(healthy(got["devices"])) >= 2
