@@ -1,6 +1,6 @@
-"""The one list of tests that are known to fail on some device, each with its reason; a strict xfail is made of each.
+"""The list of tests that fail on some device, each with the reason; each row becomes a strict xfail.
 
-A row that no longer fails, fails the run: it is then to be removed.
+A test that passes in spite of its row fails the run: remove the row.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from clrope import DeviceInfo
 
 
 class ExpectedFailure(NamedTuple):
-    """platform, driver: parts of those names, without regard to case; test: pattern of the test's id; why."""
+    """platform, driver: parts of the names, in any case; test: pattern of the test's id; reason."""
 
     platform: str
     driver: str

@@ -1,4 +1,4 @@
-"""How large caches are, and how much memory must be used in rotation so that none of it is still in one."""
+"""Sizes of caches, and how many buffers in rotation leave no data in a cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .info import DeviceInfo
 
-#: Bytes that are used in rotation at least, and as a multiple of the largest cache.
+#: All sets together: at least so many bytes, and so many times the cache.
 LEAST_BYTES = 256 << 20
 CACHE_MULTIPLE = 4
 MOST_SETS = 64
@@ -33,6 +33,6 @@ def largest_cache(device: DeviceInfo) -> int:
 
 
 def sets_beyond(cache_bytes: int, set_bytes: int) -> int:
-    """Return how many sets of so many bytes, used in rotation, leave a cache of that size before they come again."""
+    """Return how many sets of `set_bytes`, used in rotation, are out of a cache of `cache_bytes` at their next use."""
     wanted = max(LEAST_BYTES, CACHE_MULTIPLE * cache_bytes)
     return max(1, min(MOST_SETS, -(-wanted // set_bytes)))

@@ -1,4 +1,4 @@
-"""Running a piece of OpenCL work in a child process, so that a driver that crashes or hangs does no further harm."""
+"""OpenCL work in a child process, so that a driver that crashes or hangs does not affect this process."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
-#: `unavailable`: the child did not come as far as OpenCL, which says nothing about any driver.
+#: `unavailable`: the child ended before it loaded OpenCL, so no driver is to blame.
 Outcome = Literal["ok", "crash", "timeout", "error", "unavailable"]
+#: Writes one entry, given by keywords, to the result file.
+Write = Callable[..., None]
 
 #: The child gets its parent's sys.path before it imports anything, so that it finds the same packages.
 _BOOT = (
@@ -29,9 +31,9 @@ IMPORTING = "importing PyOpenCL"
 
 @dataclass(frozen=True)
 class ChildResult:
-    """How a child ended: its answer, or in words why there is none and what it was doing.
+    """How a child ended: the answer; or the reason why there is none, and the stage that it had reached.
 
-    entries: all else it wrote before it ended, in order.
+    output: the end of stdout and stderr. entries: all entries of the result file, in order.
     """
 
     outcome: Outcome
@@ -49,7 +51,7 @@ def available() -> bool:
 
 
 def time_limit() -> float:
-    """Return seconds a child may take: `CLROPE_PROBE_TIMEOUT`, default 60."""
+    """Return the seconds that a child may take: `CLROPE_PROBE_TIMEOUT`, default 60."""
     try:
         return max(1.0, float(os.environ["CLROPE_PROBE_TIMEOUT"]))
     except (KeyError, ValueError):
@@ -65,31 +67,23 @@ def run(
 ) -> ChildResult:
     """Run `main` of `module` on `job` with changes `env` to the environment (None removes a variable).
 
-    It writes one JSON object a line: `{"stage": ...}`, `{"answer": ...}` or others. limit: seconds it may take; it may
-    set itself a shorter one by SIGALRM, which counts as a timeout too.
+    limit: seconds until the child is killed, default `time_limit()`. An alarm (SIGALRM) in the child counts as a
+    timeout, too.
     """
     if not available():
         return ChildResult("unavailable", reason="no Python executable to start a child process with")
     limit = time_limit() if limit is None else limit
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "PYOPENCL_NO_CACHE": "1"}
-    for name, value in (env or {}).items():
-        if value is None:
-            environment.pop(name, None)
-        else:
-            environment[name] = value
+    changed = {**os.environ, "PYTHONWARNINGS": "ignore", "PYOPENCL_NO_CACHE": "1", **(env or {})}
+    environment = {name: value for name, value in changed.items() if value is not None}
+    packages = "\n".join(path or os.getcwd() for path in sys.path)
     with tempfile.TemporaryDirectory(prefix="clrope-") as folder:
         job_path, result_path, log_path = (os.path.join(folder, n) for n in ("job", "result", "log"))
-        with open(job_path, "w", encoding="utf-8") as file:
-            json.dump(job, file)
+        Path(job_path).write_text(json.dumps(job), encoding="utf-8")
         with open(log_path, "wb") as log:
             try:
                 process = subprocess.Popen(
-                    [sys.executable, "-c", _BOOT, job_path, result_path,
-                     "\n".join(p or os.getcwd() for p in sys.path), module],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
+                    [sys.executable, "-c", _BOOT, job_path, result_path, packages, module],
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment,
                     start_new_session=True,  # so that a hanging driver's own helpers go with it
                 )  # fmt: skip
             except OSError as error:
@@ -101,21 +95,43 @@ def run(
             finally:
                 if process.poll() is None:
                     _end(process)
-        stages, answer, entries = _read_result(result_path)
+        entries = _read_result(result_path)
         output = Path(log_path).read_bytes()[-4000:].decode(errors="replace").strip()
-    stage = stages[-1] if stages else STARTING
+    stage = next((entry["stage"] for entry in reversed(entries) if "stage" in entry), STARTING)
+    answer = next((entry["answer"] for entry in entries if "answer" in entry), None)
+    outcome: Outcome
     if code is None:
-        return ChildResult("timeout", {}, f"no answer in {limit:g} s while {stage}", stage, output, entries)
-    if code < 0 and signal_name(-code) == "SIGALRM":
-        return ChildResult("timeout", {}, f"no end in the time it was given while {stage}", stage, output, entries)
-    if code < 0:
-        reason = f"the driver crashed with {signal_name(-code)} while {stage}"
-        return ChildResult("crash", {}, reason, stage, output, entries)
-    if code or answer is None:
+        outcome, reason = "timeout", f"no answer in {limit:g} s while {stage}"
+    elif code < 0 and signal_name(-code) == "SIGALRM":
+        outcome, reason = "timeout", f"no end before its alarm while {stage}"
+    elif code < 0:
+        outcome, reason = "crash", f"the driver crashed with {signal_name(-code)} while {stage}"
+    elif code or answer is None:
         last = output.splitlines()[-1] if output else "no output"
-        outcome: Outcome = "unavailable" if stage in (STARTING, IMPORTING) else "error"
-        return ChildResult(outcome, {}, f"exit status {code} while {stage}: {last}", stage, output, entries)
-    return ChildResult("ok", answer, "", stage, output, entries)
+        outcome = "unavailable" if stage in (STARTING, IMPORTING) else "error"
+        reason = f"exit status {code} while {stage}: {last}"
+    else:
+        return ChildResult("ok", answer, "", stage, output, entries)
+    return ChildResult(outcome, {}, reason, stage, output, entries)
+
+
+def serve(job_path: str, result_path: str, work: Callable[[dict[str, Any], Write], dict[str, Any]]) -> NoReturn:
+    """In a child: run `work(job, write)`, write its answer, and leave by `os._exit`: a driver's tear-down may crash.
+
+    write: takes one entry of the result file as keywords; `stage=` names the step that comes next.
+    """
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    job = json.loads(Path(job_path).read_bytes())
+    with open(result_path, "w", encoding="utf-8", buffering=1) as out:
+
+        def write(**entry: Any) -> None:
+            out.write(json.dumps(entry) + "\n")
+
+        write(answer=work(job, write))
+    os._exit(0)
 
 
 def signal_name(number: int) -> str:
@@ -135,19 +151,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _read_result(path: str) -> tuple[list[str], dict[str, Any] | None, list[dict[str, Any]]]:
-    # One JSON object a line: {"stage": ...} as the work goes on, {"answer": ...} at its end, others as a job has them.
-    stages: list[str] = []
+def _read_result(path: str) -> list[dict[str, Any]]:
+    """Return the objects of a file of one JSON object a line; the last line may be cut off."""
     entries: list[dict[str, Any]] = []
-    answer = None
     with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             with contextlib.suppress(ValueError):
-                entry = json.loads(line)
-                if "stage" in entry:
-                    stages.append(entry["stage"])
-                elif "answer" in entry:
-                    answer = entry["answer"]
-                else:
-                    entries.append(entry)
-    return stages, answer, entries
+                entries.append(json.loads(line))
+    return entries

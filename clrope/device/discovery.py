@@ -1,23 +1,23 @@
 """`devices()`: every OpenCL device of the machine, with its health, in a stable order.
 
-The order of events: plan which drivers the loader shall see (`icd`), ask them in a child process and leave out one
-that crashes (`enumeration`), find a CPU name for a PoCL that needs it (`pocl`), only then ask in this process, probe
-each device in a child (`health`). All but the asking in this process is remembered, so it is paid for once a machine.
+The steps: plan which drivers the loader shall see (`icd`), query them in a child process and leave out a driver that
+crashes (`enumeration`), find a CPU name for a PoCL that needs one (`pocl`), only then query in this process, probe each
+device in a child (`health`). All but the query in this process is remembered.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections import Counter
+from collections import ChainMap, Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceError
 from ..store import locked
-from .enumeration import Broken, Enumeration, SeenDevice, SeenPlatform, enumerate_devices
+from .enumeration import Broken, Enumeration, SeenDevice, enumerate_devices
 from .health import examine, failure, health_key, remembered
-from .icd import USER_VARIABLES, LoaderPlan, already_started, applied, loader_path, make_plan
+from .icd import LoaderPlan, already_started, applied, loader_path, make_plan, stamp, user_variable
 from .info import DeviceInfo, Health, absent, describe
 from .pocl import (
     Decision,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Listing:
-    """What was found in this process."""
+    """The devices found in this process."""
 
     pid: int
     devices: list[DeviceInfo]
@@ -56,19 +56,19 @@ class Discovery:
     def devices(self, refresh: bool = False) -> list[DeviceInfo]:
         """Return all devices of all platforms, then drivers and devices that cannot be used, each with its health.
 
-        The first call on a machine takes some seconds (each device is probed in a child process); what it found is
-        remembered, later processes need a fraction of a second, later calls nothing. `refresh=True` probes again.
+        The first call on a machine takes some seconds, because each device is probed in a child process. Results are
+        remembered for later processes. `refresh=True` probes again.
         """
         with self._lock:
             self.check_fork()
             if self._found is None or refresh:
-                # One process at a time probes, the others then find what it remembered (and do not disturb its timing).
+                # One process at a time probes; the others wait, then read its results.
                 with locked("discovery", timeout=300.0):
                     self._found = _discover(self._found, refresh)
             return list(self._found.devices)
 
     def check_fork(self) -> None:
-        """Raise `DeviceError` in a process forked after OpenCL was started: drivers' threads do not survive that."""
+        """Raise `DeviceError` in a process forked after OpenCL was started: drivers' threads do not survive a fork."""
         if self._found is not None and self._found.pid != os.getpid():
             raise DeviceError(
                 "device: this process was forked after OpenCL had been started in its parent, where no driver works; "
@@ -76,7 +76,7 @@ class Discovery:
             )
 
     def from_cl_device(self, device: pyopencl.Device) -> DeviceInfo:
-        """Return what is known of a device the caller brought; it is not probed, and taken as it is."""
+        """Return the `DeviceInfo` of a caller's device, which is not probed."""
         with self._lock:
             self.check_fork()
             if self._found is None and may_need_repair(device):
@@ -102,11 +102,8 @@ def _discover(before: _Listing | None, refresh: bool) -> _Listing:
         return _Listing(os.getpid(), [*_out_of_reach(plan, seen), *entries], started)
     environment = plan.environment()
     decisions = _decide_pocl(plan, seen, environment, refresh)
-    cpu_environment: dict[str, str | None] = {}
-    for decision in decisions.values():
-        cpu_environment |= cache_environment(decision.cpu)
-
-    with applied({**environment, **cpu_environment}, plan.pyopencl_home()):
+    caches = ChainMap(*(cache_environment(decision.cpu) for decision in decisions.values()))
+    with applied({**environment, **caches}, plan.pyopencl_home()):
         platforms = list_platforms(cl)
         found = [(p, d, device) for p, pl in enumerate(platforms) for d, device in enumerate(_devices_of(cl, pl))]
     simulate_unknown_cpu(device for _, _, device in found)
@@ -118,21 +115,18 @@ def _discover(before: _Listing | None, refresh: bool) -> _Listing:
         ordinal = counted[tuple(device_id)]
         counted[tuple(device_id)] += 1
         cpu, problem, notes = _repair(device, decisions, started)
-        if problem:
-            health = problem
-        else:
-            health = examine(
-                _health_key(device, cpu),
-                device_id, ordinal, {**environment, **cache_environment(cpu)}, plan.pyopencl_home(), cpu,
-                refresh=refresh,
-            )  # fmt: skip
+        health = problem or examine(
+            _health_key(device, cpu), device_id, ordinal, {**environment, **cache_environment(cpu)},
+            plan.pyopencl_home(), cpu, refresh=refresh,
+        )  # fmt: skip
+        if not problem:
             why = decisions.get(device.platform.version, Decision("", "")).reason
             if not health.ok and why and may_need_repair(device):
                 health = replace(health, reason=f"{health.reason}; {why}")
         out.append(describe(device, p, d, health=health, loader=plan.loader, pocl_cpu=cpu, notes=notes))
     hidden = _hidden(plan, seen, counted, started)
     if hidden and not started:
-        # What is remembered may be out of date (a device taken away): look again before saying so.
+        # The stored enumeration may be out of date (a device was removed): query again before reporting.
         _, seen = enumerate_devices(plan, refresh=True)
         hidden = _hidden(plan, seen, counted, started)
     entries = [_broken_entry(plan, b) for b in seen.broken]
@@ -149,36 +143,29 @@ def _devices_of(cl: Any, platform: pyopencl.Platform) -> list[pyopencl.Device]:
 
 def _health_key(device: pyopencl.Device, cpu: str) -> str:
     library = icd_library(device.platform.int_ptr)
-    try:
-        status = os.stat(library)
-        driver: list[Any] = [library, status.st_mtime_ns, status.st_size]
-    except OSError:
-        driver = [library]
-    return health_key(identity(device), device.version, device.platform.version, driver, cpu)
+    return health_key(identity(device), device.version, device.platform.version, [library, *stamp(library)], cpu)
 
 
 def _decide_pocl(
     plan: LoaderPlan, seen: Enumeration, environment: dict[str, str | None], refresh: bool
 ) -> dict[str, Decision]:
-    out: dict[str, Decision] = {}
-    for platform in seen.platforms:
-        version = platform.version
-        for device in platform.devices:
-            if device.pocl_broken and version not in out:
-                out[version] = decide_cpu(list(device.id), version, environment, plan.pyopencl_home(), refresh=refresh)
-    return out
+    broken = {device.platform_version: list(device.id) for device in reversed(seen.devices) if device.pocl_broken}
+    return {
+        version: decide_cpu(device_id, version, environment, plan.pyopencl_home(), refresh=refresh)
+        for version, device_id in broken.items()
+    }
 
 
 def _repair(
     device: pyopencl.Device, decisions: dict[str, Decision], started: bool
 ) -> tuple[str, Health | None, tuple[str, ...]]:
-    """Apply what was decided; returns the CPU name given, the problem that forbids it, and remarks."""
+    """Apply the decision; return the CPU name that was set, the reason that forbids the repair, and notes."""
     decision = decisions.get(device.platform.version)
     if decision is None or not decision.cpu:
         return "", None, ()
     if started and wanted_cpu():
-        # PoCL's ordinary kernel cache is in use already, and it does not tell CPU names apart: what this name
-        # compiles would be taken from there by processes that use another one.
+        # PoCL's default kernel cache is in use already and does not distinguish CPU names: other processes would
+        # load kernels compiled for this name.
         reason = "CLROPE_POCL_CPU is set, but PoCL was started before clrope could give it a kernel cache of its own"
         return "", failure("hidden", reason), ()
     if current_cpu(device) == decision.cpu or (may_need_repair(device) and repair_cpu(device, decision.cpu)):
@@ -196,41 +183,39 @@ def _unloaded_entry(plan: LoaderPlan, library: str, message: str) -> DeviceInfo:
     intel = os.path.basename(library).startswith("libintelocl")
     health = failure("error", f"the driver's library does not load: {message}")
     if intel:
-        health = replace(
-            health, hint="`pip install intel-cmplr-lib-rt` (needed by intel-opencl-rt, not declared by it)"
-        )
-    named = [os.path.basename(i.path) for i in plan.icds if i.library == library]
-    name = "Intel(R) OpenCL" if intel else (named or ["?"])[0]
+        hint = "`pip install intel-cmplr-lib-rt` (needed by intel-opencl-rt, not declared by it)"
+        health = replace(health, hint=hint)
+    named = next((os.path.basename(i.path) for i in plan.icds if i.library == library), "?")
+    name = "Intel(R) OpenCL" if intel else named
     return absent(name, library, health, loader=plan.loader, icd=library)
 
 
 def _out_of_reach(plan: LoaderPlan, seen: Enumeration) -> list[DeviceInfo]:
     names = ", ".join(b.library for b in seen.broken if b.library) or "one of the drivers"
-    variable = next((v for v in USER_VARIABLES if os.environ.get(v)), "the loader's directory")
+    variable = user_variable() or "the loader's directory"
     health = Health(
         "unhealthy", "hidden", f"not loaded, because {names} crashes and is loaded together with it",
         f"take the driver that crashes out of {variable}, or unset it",
     )  # fmt: skip
-    return [_absent_entry(plan, platform, device, health) for platform, device in _seen(seen)]
+    return [_absent_entry(plan, device, health) for device in seen.devices]
 
 
 def _hidden(plan: LoaderPlan, seen: Enumeration, here: Counter[tuple[str, ...]], started: bool) -> list[DeviceInfo]:
-    """Return entries for what a fresh process sees and this one does not."""
+    """Return entries for the devices that a fresh process sees and this process does not."""
     left = here.copy()
     out = []
-    for platform, device in _seen(seen):
+    why = ": platforms were queried before clrope could add it" if started else ""
+    health = failure("hidden", f"installed, but the OpenCL loader does not show it in this process{why}")
+    for device in seen.devices:
         if left[device.id] > 0:
             left[device.id] -= 1
-            continue
-        health = failure("hidden", "installed, but the OpenCL loader does not show it in this process")
-        if started:
-            health = replace(health, reason=f"{health.reason}: platforms were queried before clrope could add it")
-        out.append(_absent_entry(plan, platform, device, health))
+        else:
+            out.append(_absent_entry(plan, device, health))
     return out
 
 
 def _passed_over(plan: LoaderPlan) -> list[DeviceInfo]:
-    variable = next((v for v in USER_VARIABLES if os.environ.get(v)), "")
+    variable = user_variable()
     health = Health(
         "unhealthy", "hidden", f"installed, but {variable} is set and decides which drivers are loaded",
         f"unset {variable}, or name the driver there too",
@@ -241,15 +226,11 @@ def _passed_over(plan: LoaderPlan) -> list[DeviceInfo]:
     ]
 
 
-def _seen(seen: Enumeration) -> list[tuple[SeenPlatform, SeenDevice]]:
-    return [(platform, device) for platform in seen.platforms for device in platform.devices]
-
-
-def _absent_entry(plan: LoaderPlan, platform: SeenPlatform, device: SeenDevice, health: Health) -> DeviceInfo:
-    _, name, driver = device.id
+def _absent_entry(plan: LoaderPlan, device: SeenDevice, health: Health) -> DeviceInfo:
+    platform, name, driver = device.id
     return absent(
-        platform.name, name, health, loader=plan.loader, kind=device.kind, vendor=device.vendor,
-        version=device.version, platform_version=platform.version, driver_version=driver,
+        platform, name, health, loader=plan.loader, kind=device.kind, vendor=device.vendor,
+        opencl_version=device.version, platform_version=device.platform_version, driver_version=driver,
     )  # fmt: skip
 
 

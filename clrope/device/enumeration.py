@@ -1,4 +1,4 @@
-"""Asking every driver for its devices in a child process first, and finding the driver that crashes, if one does."""
+"""Query of all drivers in a child process, which finds drivers that crash."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from .child import ChildResult, available
 from .child import run as run_child
 from .health import FAILURE_KEPT_S
 from .icd import Icd, LoaderPlan
+from .info import Kind
 
 
 @dataclass(frozen=True)
@@ -20,23 +21,14 @@ class SeenDevice:
     id: tuple[str, str, str]
     vendor: str
     version: str
-    kind: str
+    kind: Kind
+    platform_version: str
     pocl_broken: bool
 
 
 @dataclass(frozen=True)
-class SeenPlatform:
-    """A platform as a child process saw it."""
-
-    name: str
-    version: str
-    devices: list[SeenDevice]
-    error: str = ""
-
-
-@dataclass(frozen=True)
 class Broken:
-    """A driver that cannot even be asked for its devices."""
+    """A driver that fails when it is asked for its devices."""
 
     icd: str
     library: str
@@ -46,9 +38,9 @@ class Broken:
 
 @dataclass
 class Enumeration:
-    """What a fresh process sees under a plan, and which drivers had to be left out for that."""
+    """The devices that a fresh process sees under a plan, and the drivers that had to be left out."""
 
-    platforms: list[SeenPlatform] = field(default_factory=list)
+    devices: list[SeenDevice] = field(default_factory=list)
     broken: list[Broken] = field(default_factory=list)
     #: Library to the dynamic linker's message, for drivers that do not load (the loader passes over them silently).
     unloaded: dict[str, str] = field(default_factory=dict)
@@ -56,7 +48,7 @@ class Enumeration:
     safe: bool = True
 
 
-_STORE = Store("enumeration", Enumeration)
+_STORE = Store("enumeration", Enumeration, schema=2)
 
 
 def enumerate_devices(plan: LoaderPlan, *, refresh: bool = False) -> tuple[LoaderPlan, Enumeration]:
@@ -78,34 +70,23 @@ def enumerate_devices(plan: LoaderPlan, *, refresh: bool = False) -> tuple[Loade
 
 def _find_out(plan: LoaderPlan, whole: ChildResult) -> Enumeration:
     if whole.outcome == "ok":
-        return Enumeration(_platforms(whole), unloaded=whole.answer["unloaded"])
-    # One at a time: which of them fail alone?
-    broken: list[Broken] = []
-    alone: list[SeenPlatform] = []
-    for icd in plan.icds:
-        result = _ask(plan.only(icd))
-        if result.outcome == "ok":
-            alone += _platforms(result)
-        else:
-            broken.append(_broken(icd, result))
-    if not plan.controlled:
-        return Enumeration(alone, broken or [Broken("", "", whole.outcome, whole.reason)], safe=False)
-    rest = plan.without({b.icd for b in broken})
-    result = _ask(rest) if broken else whole
-    if result.outcome == "ok":
-        return Enumeration(_platforms(result), broken, result.answer["unloaded"])
-    # Each works alone, not all together: take them in one by one, and leave out the one that breaks it.
+        return Enumeration(_devices(whole), unloaded=whole.answer["unloaded"])
+    # One after the other, next to the drivers that work so far: some crash only next to another one.
     kept: list[Icd] = []
-    seen: list[SeenPlatform] = []
-    for icd in rest.icds:
-        result = _ask(rest.without({i.path for i in rest.icds} - {i.path for i in [*kept, icd]}))
+    broken: list[Broken] = []
+    seen: list[SeenDevice] = []
+    for icd in plan.icds:
+        result = _ask(plan.only(*kept, icd))
         if result.outcome == "ok":
             kept.append(icd)
-            seen = _platforms(result)
+            seen = _devices(result)
         else:
-            broken.append(_broken(icd, result))
-    # Only drivers outside our reach are left to blame if leaving out none or all changed nothing.
-    return Enumeration(seen, broken or [Broken("", "", result.outcome, result.reason)], safe=bool(kept))
+            broken.append(Broken(icd.path, icd.library, result.outcome, result.reason))
+    rest = _ask(plan.without({b.icd for b in broken})) if plan.controlled and broken else whole
+    if rest.outcome == "ok":
+        return Enumeration(_devices(rest), broken, rest.answer["unloaded"])
+    # What still fails cannot be left out: a driver that the user named, or one that this package does not see.
+    return Enumeration(seen, broken or [Broken("", "", rest.outcome, rest.reason)], safe=False)
 
 
 def _ask(plan: LoaderPlan) -> ChildResult:
@@ -113,9 +94,5 @@ def _ask(plan: LoaderPlan) -> ChildResult:
     return run_child(job, plan.environment())
 
 
-def _broken(icd: Icd, result: ChildResult) -> Broken:
-    return Broken(icd.path, icd.library, result.outcome, result.reason)
-
-
-def _platforms(result: ChildResult) -> list[SeenPlatform]:
-    return msgspec.convert(result.answer["platforms"], list[SeenPlatform])
+def _devices(result: ChildResult) -> list[SeenDevice]:
+    return msgspec.convert(result.answer["devices"], list[SeenDevice])

@@ -1,4 +1,4 @@
-"""Is a device healthy? A child process builds and runs small kernels there; the answer is remembered."""
+"""Health of a device: a child process builds and runs small kernels there; the result is remembered."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from ..store import Store
 from .child import run as run_child
 from .info import Cause, Health, cpu_model
-from .probe import BASIC_SOURCE, COPY_SOURCE
+from .probe import BASIC, COPY_SOURCE, source
 
-#: A failure may have been of the moment (no memory, a busy machine), so it is asked again after this time.
+#: Seconds after which a failed device is probed again: the failure may be temporary (no memory, a busy machine).
 FAILURE_KEPT_S = 3600.0
 _STORE = Store("health", Health)
 
@@ -41,9 +41,8 @@ def failure(cause: str, reason: str) -> Health:
 
 
 def health_key(device_id: list[str], version: str, platform_version: str, driver: list[Any], pocl_cpu: str) -> str:
-    """Return the key a result is remembered under: device, driver file, CPU, PoCL's CPU name, and the probe itself."""
-    sources = BASIC_SOURCE + COPY_SOURCE
-    parts = [*device_id, version, platform_version, driver, cpu_model(), pocl_cpu, sources]
+    """Return the key of a stored result: device, driver file, CPU, PoCL's CPU name, and the probe's kernels."""
+    parts = [*device_id, version, platform_version, driver, cpu_model(), pocl_cpu, source(BASIC), COPY_SOURCE]
     return f"{device_id[1]} {hashlib.sha256(repr(parts).encode()).hexdigest()[:20]}"
 
 
@@ -62,7 +61,7 @@ def examine(
     *,
     refresh: bool = False,
 ) -> Health:
-    """Return the device's health: remembered, or found out by a probe in a child process (1 to 2 seconds)."""
+    """Return the device's health: remembered, or from a probe in a child process (1 to 2 seconds)."""
     known = None if refresh else remembered(key)
     if known:
         return known

@@ -40,20 +40,15 @@ _RELEVANT = re.compile(
 
 @dataclass(frozen=True)
 class Icd:
-    """One driver as the loader would load it: the file that names it, the library, and where it was found."""
+    """One driver as the loader loads it: the `.icd` file, the library, and where it was found."""
 
     path: str
     library: str
     origin: Origin
 
-    @property
-    def name(self) -> str:
-        """Short name for messages."""
-        return f"{os.path.basename(self.path)} ({self.library})"
-
     def stamp(self) -> list[Any]:
-        """Return what identifies this state of the files; the folder too, since a library that it needs may come."""
-        return [self.path, self.library, *map(_stat, (self.path, self.library, os.path.dirname(self.library)))]
+        """Return what identifies the state of the files, and of the folder, where a needed library may be added."""
+        return [self.path, self.library, *map(stamp, (self.path, self.library, os.path.dirname(self.library)))]
 
 
 @dataclass(frozen=True)
@@ -83,9 +78,9 @@ class LoaderPlan:
             without_wheel=self.without_wheel or any(icd.origin == "wheel" for icd in gone),
         )
 
-    def only(self, icd: Icd) -> LoaderPlan:
-        """Return the plan that loads this driver alone."""
-        return replace(self, icds=(icd,), own_directory=True, without_wheel=True)
+    def only(self, *icds: Icd) -> LoaderPlan:
+        """Return the plan that loads just these drivers."""
+        return replace(self, icds=icds, own_directory=True, without_wheel=True)
 
     def environment(self) -> dict[str, str | None]:
         """Return the changes to the environment (None: remove) under which the loader follows this plan."""
@@ -113,19 +108,25 @@ class LoaderPlan:
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 
+def user_variable() -> str:
+    """Return the variable by which the user named the drivers, '' if none is set."""
+    return next((name for name in USER_VARIABLES if os.environ.get(name)), "")
+
+
 def make_plan() -> LoaderPlan:
-    """Look for the drivers and decide what has to be done so that the loader sees them all. Imports PyOpenCL."""
+    """Find the drivers and plan how the loader sees all of them. Imports PyOpenCL."""
     loader = loader_path()
     wheel = _icd_files(os.path.dirname(loader), "wheel") if _bundled(loader) else []
     intel = _pip_intel()
-    variable = next((v for v in USER_VARIABLES if os.environ.get(v)), None)
+    variable = user_variable()
     if variable:
         icds = _user_icds(os.environ[variable])
         # ocl-icd reads its wheel's drivers only in addition to a directory, not to a single driver.
         if os.path.isdir(os.environ[variable]):
             icds += wheel
-        listed = intel is None or any(_same(intel.library, icd.library) for icd in icds)
-        return LoaderPlan(loader, tuple(icds), controlled=False, passed_over=() if listed or not intel else (intel,))
+        named = {os.path.realpath(icd.library) for icd in icds}
+        passed_over = (intel,) if intel and os.path.realpath(intel.library) not in named else ()
+        return LoaderPlan(loader, tuple(icds), controlled=False, passed_over=passed_over)
     system = [icd for folder in system_directories(loader) for icd in _icd_files(folder, "system")]
     # Two copies of Intel's runtime in one process share helper libraries by name: the system's own goes first.
     if intel and any(os.path.basename(i.library).startswith("libintelocl.so") for i in system):
@@ -224,7 +225,7 @@ def _pip_intel() -> Icd | None:
 
 
 def _directory(icds: list[Icd]) -> Path:
-    """Return a directory of `.icd` files for these drivers; its name says its content, so it never has to change."""
+    """Return a directory of `.icd` files for these drivers; its name is a hash of its content."""
     names = [f"{i:02d}-{re.sub(r'[^A-Za-z0-9_.-]', '_', Path(icd.path).stem)}.icd" for i, icd in enumerate(icds)]
     content = dict(zip(names, (icd.library for icd in icds), strict=True))
     root = cache_dir() / "icd"
@@ -245,18 +246,13 @@ def _directory(icds: list[Icd]) -> Path:
 
 
 def _first_line(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.readline().strip()
-    except OSError:
-        return ""
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        return file.readline().strip()
+    return ""
 
 
-def _same(a: str, b: str) -> bool:
-    return os.path.realpath(a) == os.path.realpath(b)
-
-
-def _stat(path: str) -> list[int]:
+def stamp(path: str) -> list[int]:
+    """Return what changes with a file: its time and size; [] if there is none."""
     try:
         status = os.stat(path)
     except OSError:

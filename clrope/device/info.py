@@ -1,10 +1,14 @@
-"""`DeviceInfo` and `Health`: what is known of one OpenCL device, frozen, JSON-ready."""
+"""`DeviceInfo` and `Health`: the facts about one OpenCL device, frozen, JSON-ready."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import asdict, dataclass, field
+import contextlib
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import msgspec
 
 from ..errors import DeviceError
 from .procmem import icd_library
@@ -18,13 +22,13 @@ Status = Literal["ok", "unhealthy", "unknown"]
 #: or no values, `hidden` present but not visible in this process, `error` anything else the driver reported.
 Cause = Literal["", "build", "crash", "timeout", "wrong", "hidden", "error"]
 
-#: Simulators: right, and thousands of times slower than the machine; taken only if asked for by name.
+#: Simulators: correct, and thousands of times slower than the machine; chosen only by name.
 SIMULATORS = ("oclgrind",)
 
 
 @dataclass(frozen=True)
 class Health:
-    """Result of the probe: status, and if not ok the cause, the reason in words and what to do about it."""
+    """Result of the probe: status; if not ok, the cause, the reason and a hint what to do."""
 
     status: Status
     cause: Cause = ""
@@ -44,6 +48,7 @@ VectorWidths = NamedTuple(  # noqa: UP014 - a field named `int` would hide the t
     "VectorWidths",
     [("char", int), ("short", int), ("int", int), ("long", int), ("float", int), ("double", int), ("half", int)],
 )
+_NO_WIDTHS = VectorWidths(0, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -51,35 +56,36 @@ class DeviceInfo:
     """One device. Frozen, comparable, and free of OpenCL calls except for `cl_device`."""
 
     platform: str
-    platform_index: int
-    device_index: int
-    name: str
-    vendor: str
-    kind: Kind
-    opencl_version: str
-    platform_version: str
-    driver_version: str
-    opencl_c_version: str
-    extensions: tuple[str, ...]
-    fp16: bool
-    fp64: bool
-    preferred_widths: VectorWidths
-    native_widths: VectorWidths
-    compute_units: int
-    local_mem: int
-    #: What PoCL answers here follows the memory that is free at the moment, which is no part of a device's identity.
-    global_mem: int = field(compare=False)
-    max_alloc: int = field(compare=False)
-    max_work_group_size: int
-    host_unified: bool
+    #: -1: not in this process.
+    platform_index: int = -1
+    device_index: int = -1
+    name: str = ""
+    vendor: str = ""
+    kind: Kind = "custom"
+    opencl_version: str = ""
+    platform_version: str = ""
+    driver_version: str = ""
+    opencl_c_version: str = ""
+    extensions: tuple[str, ...] = ()
+    fp16: bool = False
+    fp64: bool = False
+    preferred_widths: VectorWidths = _NO_WIDTHS
+    native_widths: VectorWidths = _NO_WIDTHS
+    compute_units: int = 0
+    local_mem: int = 0
+    #: Not compared, because PoCL's answers change with the free memory of the machine.
+    global_mem: int = field(default=0, compare=False)
+    max_alloc: int = field(default=0, compare=False)
+    max_work_group_size: int = 0
+    host_unified: bool = False
     #: Path of the libOpenCL in use.
-    loader: str
+    loader: str = ""
     #: Path of the driver's library behind the loader.
-    icd: str
-    health: Health
+    icd: str = ""
+    health: Health = Health("unknown")
     #: CPU name given to PoCL's compiler in place of one it does not know; '' if it needed none.
     pocl_cpu: str = ""
-    #: Remarks that are no fault, in words.
+    #: Remarks that are not errors.
     notes: tuple[str, ...] = ()
     _cl: Any = field(default=None, repr=False, compare=False)
 
@@ -117,89 +123,59 @@ class DeviceInfo:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary of everything here, plus `key` and `index`."""
-        out: dict[str, Any] = {"index": self.index, "key": self.key}
-        for name in self.__dataclass_fields__:
-            if name != "_cl":
-                out[name] = getattr(self, name)
-        out["extensions"] = list(self.extensions)
-        out["notes"] = list(self.notes)
-        out["preferred_widths"] = self.preferred_widths._asdict()
-        out["native_widths"] = self.native_widths._asdict()
-        out["health"] = asdict(self.health)
-        return out
+        known: dict[str, Any] = msgspec.to_builtins(replace(self, _cl=None))
+        del known["_cl"]
+        widths = {name: getattr(self, name)._asdict() for name in ("preferred_widths", "native_widths")}
+        return {"index": self.index, "key": self.key} | known | widths
 
     def __str__(self) -> str:
         return f"{self.name} [{self.platform}, {self.index}]"
 
 
-def describe(
-    device: pyopencl.Device,
-    platform_index: int,
-    device_index: int,
-    *,
-    health: Health,
-    loader: str = "",
-    pocl_cpu: str = "",
-    notes: tuple[str, ...] = (),
-) -> DeviceInfo:
-    """Read everything from a `pyopencl.Device`; what a driver does not answer is 0, False or ''."""
+def text(answer: str) -> str:
+    """Return a driver's text without the blanks and NULs that some drivers add."""
+    return answer.strip(" \0")
+
+
+#: Fields of `DeviceInfo` that are one query: PyOpenCL's attribute, and a conversion.
+_ANSWERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "name": ("name", text), "vendor": ("vendor", text), "opencl_version": ("version", text),
+    "driver_version": ("driver_version", text), "opencl_c_version": ("opencl_c_version", text),
+    "compute_units": ("max_compute_units", int), "local_mem": ("local_mem_size", int),
+    "global_mem": ("global_mem_size", int), "max_alloc": ("max_mem_alloc_size", int),
+    "max_work_group_size": ("max_work_group_size", int), "host_unified": ("host_unified_memory", bool),
+}  # fmt: skip
+
+
+def describe(device: pyopencl.Device, platform_index: int, device_index: int, **known: Any) -> DeviceInfo:
+    """Describe a `pyopencl.Device`; a query that the driver does not support gives 0, False or ''.
+
+    known: the fields that are not queried: health, loader, pocl_cpu, notes.
+    """
     import pyopencl as cl
 
-    def ask(name: str, default: Any) -> Any:
+    def ask(name: str, kind: Callable[[Any], Any] = int) -> Any:
         try:
-            value = getattr(device, name)
+            return kind(getattr(device, name))
         except (cl.Error, AttributeError):
-            return default
-        return value.strip(" \0") if isinstance(value, str) else value
+            return kind("" if kind is text else 0)
 
     def widths(prefix: str) -> VectorWidths:
-        return VectorWidths(*(int(ask(f"{prefix}_vector_width_{t}", 0)) for t in VectorWidths._fields))
+        return VectorWidths(*(ask(f"{prefix}_vector_width_{t}") for t in VectorWidths._fields))
 
-    platform = device.platform
-    extensions = tuple(sorted(set(str(ask("extensions", "")).split())))
+    extensions = tuple(sorted(set(ask("extensions", text).split())))
     return DeviceInfo(
-        platform=platform.name.strip(" \0"),
-        platform_index=platform_index,
-        device_index=device_index,
-        name=str(ask("name", "?")),
-        vendor=str(ask("vendor", "")),
-        kind=kind_of(int(ask("type", 0))),
-        opencl_version=str(ask("version", "")),
-        platform_version=platform.version.strip(" \0"),
-        driver_version=str(ask("driver_version", "")),
-        opencl_c_version=str(ask("opencl_c_version", "")),
-        extensions=extensions,
-        fp16="cl_khr_fp16" in extensions,
-        fp64="cl_khr_fp64" in extensions or bool(ask("double_fp_config", 0)),
-        preferred_widths=widths("preferred"),
-        native_widths=widths("native"),
-        compute_units=int(ask("max_compute_units", 0)),
-        local_mem=int(ask("local_mem_size", 0)),
-        global_mem=int(ask("global_mem_size", 0)),
-        max_alloc=int(ask("max_mem_alloc_size", 0)),
-        max_work_group_size=int(ask("max_work_group_size", 0)),
-        host_unified=bool(ask("host_unified_memory", False)),
-        loader=loader,
-        icd=icd_library(platform.int_ptr),
-        health=health,
-        pocl_cpu=pocl_cpu,
-        notes=notes,
-        _cl=device,
-    )
-
-
-def absent(platform: str, name: str, health: Health, *, loader: str = "", icd: str = "", **known: str) -> DeviceInfo:
-    """Return the entry for a device or driver that is on the machine but not in this process."""
-    none = VectorWidths(0, 0, 0, 0, 0, 0, 0)
-    kind = known.get("kind", "custom")
-    return DeviceInfo(
-        platform=platform, platform_index=-1, device_index=-1, name=name, vendor=known.get("vendor", ""),
-        kind=kind if kind in ("cpu", "gpu", "accelerator") else "custom",  # type: ignore[arg-type]
-        opencl_version=known.get("version", ""), platform_version=known.get("platform_version", ""),
-        driver_version=known.get("driver_version", ""), opencl_c_version="", extensions=(), fp16=False, fp64=False,
-        preferred_widths=none, native_widths=none, compute_units=0, local_mem=0, global_mem=0, max_alloc=0,
-        max_work_group_size=0, host_unified=False, loader=loader, icd=icd, health=health,
+        text(device.platform.name), platform_index, device_index, **{n: ask(*a) for n, a in _ANSWERS.items()},
+        kind=kind_of(ask("type")), platform_version=text(device.platform.version), extensions=extensions,
+        fp16="cl_khr_fp16" in extensions, fp64="cl_khr_fp64" in extensions or bool(ask("double_fp_config")),
+        preferred_widths=widths("preferred"), native_widths=widths("native"),
+        icd=icd_library(device.platform.int_ptr), **known, _cl=device,
     )  # fmt: skip
+
+
+def absent(platform: str, name: str, health: Health, **known: Any) -> DeviceInfo:
+    """Return the entry for a device or driver that is on the machine but not in this process."""
+    return DeviceInfo(platform, name=name, health=health, **known)
 
 
 def kind_of(bits: int) -> Kind:
@@ -225,15 +201,7 @@ def cpu_model() -> str:
 
 def cpu_fields() -> dict[str, str]:
     """Return the first processor's entry of /proc/cpuinfo; empty where there is none."""
-    out: dict[str, str] = {}
-    path = "/proc/cpuinfo"
-    if os.path.exists(path):
-        with open(path, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                name, colon, value = line.partition(":")
-                if not colon:
-                    if out:
-                        break
-                    continue
-                out[name.strip()] = value.strip()
-    return out
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        lines = (line.partition(":") for line in itertools.takewhile(str.strip, file))
+        return {name.strip(): value.strip() for name, _, value in lines}
+    return {}

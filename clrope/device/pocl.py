@@ -1,14 +1,14 @@
 """Repair of PyPI's PoCL 3.0 on a CPU that its LLVM 14 does not know.
 
 There the device is listed (its version ends in `-generic`), but every build fails with `unknown target CPU 'generic'`.
-PoCL's record of the device holds, one behind the other, two pointers to text: the target triple and the CPU name. Set
-to a CPU name that LLVM 14 knows and this CPU can run, the second makes it compile, at full speed. Some names compile
-kernels that crash or silently do nothing, so: only for exactly this version and this failure, both texts are checked
-before anything is touched, every name is first tried in a child process on kernels whose every value is checked, and
-the answer is remembered per CPU model and PoCL version.
+PoCL's record of the device holds two pointers next to each other: to the target triple and to the CPU name. With a CPU
+name that LLVM 14 knows and this CPU can run, PoCL compiles, at full speed. Some names compile kernels that crash or
+silently do nothing. So the repair is only for exactly this version and this failure; both texts are checked before
+anything is touched; every name is first tried in a child process on kernels whose every value is checked; the answer is
+remembered per CPU model and PoCL version.
 
-`CLROPE_POCL_CPU` names the CPU to use (tried all the same), or is `off`. PoCL's kernel cache does not tell CPU names
-apart, hence a `POCL_CACHE_DIR` of its own for each name.
+`CLROPE_POCL_CPU` names the CPU to use (it is tried, too), or is `off`. PoCL's kernel cache does not distinguish CPU
+names, hence a separate `POCL_CACHE_DIR` for each name.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import ctypes
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..store import Store, cache_dir
 from .child import run as run_child
-from .info import cpu_fields, cpu_model
+from .info import cpu_fields, cpu_model, text
 from .procmem import read_pointers, read_text
 
 if TYPE_CHECKING:
@@ -63,11 +63,10 @@ _RECORD_POINTERS = 256  # the two fields are the 79th and 80th
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do about a PoCL: the CPU name to give it ('' none), why, and how each name tried came out."""
+    """What to do about a PoCL: the CPU name to give it ('' none), and why."""
 
     cpu: str
     reason: str
-    tried: dict[str, str] = field(default_factory=dict, compare=False)
 
 
 _STORE = Store("pocl", Decision)
@@ -77,25 +76,21 @@ def may_need_repair(device: pyopencl.Device) -> bool:
     """Whether this is exactly the PoCL, in exactly the state, that the repair is for."""
     if not _is_pocl_3_0(device.platform):
         return False
-    said = device.version.rstrip(" \0").endswith(f"{TRIPLE}-{UNKNOWN}") or bool(os.environ.get(SIMULATE_VARIABLE))
-    return said and _find(device, UNKNOWN) is not None
+    said = text(device.version).endswith(f"{TRIPLE}-{UNKNOWN}") or bool(os.environ.get(SIMULATE_VARIABLE))
+    return said and current_cpu(device) == UNKNOWN
 
 
 def repair_cpu(device: pyopencl.Device, cpu: str) -> bool:
-    """Give PoCL's compiler the CPU name; True if the record now says so, False if it did not look as expected."""
-    if _find(device, cpu) is not None:
-        return True  # done before
-    address = _find(device, UNKNOWN)
-    if address is None:
-        return False
-    _point(address, cpu)
-    return True
+    """Set the CPU name for PoCL's compiler; return False if the record did not look as expected."""
+    address, name = _locate(device)
+    if name == UNKNOWN:
+        _point(address, cpu)
+    return name in (UNKNOWN, cpu)
 
 
 def current_cpu(device: pyopencl.Device) -> str:
     """Return the CPU name in PoCL's record of the device, '' if it does not look as expected."""
-    found = _locate(device)
-    return read_text(found[1]) if found else ""
+    return _locate(device)[1]
 
 
 def simulate_unknown_cpu(devices: Iterable[pyopencl.Device]) -> None:
@@ -103,46 +98,38 @@ def simulate_unknown_cpu(devices: Iterable[pyopencl.Device]) -> None:
     if not os.environ.get(SIMULATE_VARIABLE):
         return
     for device in devices:
-        if not _is_pocl_3_0(device.platform):
-            continue  # a distribution's newer PoCL next to it
-        found = _locate(device)
-        known = device.version.rstrip(" \0").rpartition("-gnu-")[2]
-        if found and read_text(found[1]) == known:
-            _point(found[0], UNKNOWN)
+        if _is_pocl_3_0(device.platform):  # not a distribution's newer PoCL next to it
+            address, name = _locate(device)
+            if name and name == text(device.version).rpartition("-gnu-")[2]:
+                _point(address, UNKNOWN)
 
 
 def _is_pocl_3_0(platform: pyopencl.Platform) -> bool:
     version = platform.version
     right = re.search(r"\bPoCL 3\.0(-rc\d+)?\s", version) and re.search(r"\bLLVM 14\.", version)
-    return platform.name.strip(" \0") == PLATFORM and bool(right)
+    return text(platform.name) == PLATFORM and bool(right)
 
 
-def _find(device: pyopencl.Device, cpu: str) -> int | None:
-    found = _locate(device)
-    return found[0] if found and read_text(found[1]) == cpu else None
-
-
-def _locate(device: pyopencl.Device) -> tuple[int, int] | None:
-    """Return (address of the CPU-name field, its value) if the record has exactly one triple and the rest fits."""
+def _locate(device: pyopencl.Device) -> tuple[int, str]:
+    """Return (address of the CPU-name field, the name), (0, '') unless the record has just one triple and all fits."""
     base = device.int_ptr
-    pointers = read_pointers(base, _RECORD_POINTERS)
-    texts = [read_text(p) for p in pointers]
-    places = [i for i, text in enumerate(texts) if text == TRIPLE]
-    # The record also names the device, before the triple: a memory block of anything else would not.
-    if len(places) != 1 or device.name.strip(" \0") not in texts[: places[0]]:
-        return None
+    texts = [read_text(pointer) for pointer in read_pointers(base, _RECORD_POINTERS)]
+    places = [i for i, found in enumerate(texts) if found == TRIPLE]
+    # The record also holds the device's name, before the triple.
+    if len(places) != 1 or text(device.name) not in texts[: places[0]]:
+        return 0, ""
     i = places[0] + 1
     if i >= len(texts) or not re.fullmatch(r"[a-z0-9][a-z0-9_.-]*", texts[i]):
-        return None
-    return base + i * ctypes.sizeof(ctypes.c_void_p), pointers[i]
+        return 0, ""
+    return base + i * ctypes.sizeof(ctypes.c_void_p), texts[i]
 
 
-def _point(address: int, text: str) -> None:
+def _point(address: int, name: str) -> None:
     # Allocated by the C library and never freed here: PoCL may free its field when it is unloaded.
     libc = ctypes.CDLL(None)
     libc.strdup.restype = ctypes.c_void_p
     libc.strdup.argtypes = [ctypes.c_char_p]
-    ctypes.c_void_p.from_address(address).value = libc.strdup(text.encode("ascii"))
+    ctypes.c_void_p.from_address(address).value = libc.strdup(name.encode("ascii"))
 
 
 def candidates(flags: Iterable[str]) -> list[str]:
@@ -191,21 +178,18 @@ def decide_cpu(
 
     answer = trial("")
     if FAILURE not in answer.get("reason", ""):
-        # Another failure than the one this is for: the device's own probe will tell it.
+        # Another failure, which the probe of the device will report.
         if answer["cause"] != "unavailable":
             _STORE.put(key, Decision("", ""), keep_s=3600)
         return Decision("", "")
-    names = [given] if given else candidates(cpu_fields().get("flags", "").split())
-    tried: dict[str, str] = {}
-    for name in names:
+    failed = []
+    for name in [given] if given else candidates(cpu_fields().get("flags", "").split()):
         answer = trial(name)
         if not answer["cause"]:
-            tried[name] = "ok"
-            decision = Decision(name, f"PoCL's LLVM does not know this CPU; {name!r} was tried and works", tried)
+            decision = Decision(name, f"PoCL's LLVM does not know this CPU; {name!r} was tried and works")
             _STORE.put(key, decision)
             return decision
-        tried[name] = answer["reason"]
-    listing = "; ".join(f"{name}: {why}" for name, why in tried.items())
-    decision = Decision("", f"none of the CPU names tried works ({listing})", tried)
+        failed.append(f"{name}: {answer['reason']}")
+    decision = Decision("", f"none of the CPU names tried works ({'; '.join(failed)})")
     _STORE.put(key, decision, keep_s=3600)
     return decision

@@ -1,60 +1,88 @@
 """The child's side: list the devices, or build and run small kernels on one and check every value they wrote.
 
-Run by `child.run` in a process of its own, because drivers crash. Writes one JSON object a line to the result file:
-`{"stage": ...}` before each step, so that a crash can be told by where it happened, and `{"answer": ...}` at the end.
+Run by `child.run` in a process of its own, because drivers crash. It writes a stage before each step, so that a crash
+can be reported with the place where it happened.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .child import IMPORTING
-from .info import kind_of
+import numpy as np
+import numpy.typing as npt
+
+from . import child
+from .info import kind_of, text
 from .pocl import may_need_repair, repair_cpu, simulate_unknown_cpu
 from .procmem import loaded_libraries
 
 if TYPE_CHECKING:
     import pyopencl
 
-_N = 1024
-_GUARD = 64  # elements behind the output which must stay as they were
+Array = npt.NDArray[Any]
+Stage = Callable[[str], None]
 
-#: What every device must do: scalars, a small vector, 64-bit integers, half as a storage type, local memory.
-BASIC_SOURCE = r"""
-__kernel void p_scalar(__global const float *x, __global float *y)
-{ size_t i = get_global_id(0); y[i] = x[i] * 2.0f + (float)i; }
-__kernel void p_float4(__global const float *x, __global float *y)
-{ size_t i = get_global_id(0); float4 v = vload4(i, x); vstore4(v.s3210 * 3.0f, i, y); }
-__kernel void p_ulong(__global const uint *x, __global uint *y)
-{ size_t i = get_global_id(0); y[i] = (uint)((((ulong)x[i]) * 0x9E3779B97F4A7C15UL) >> 32); }
-__kernel void p_half(__global const half *x, __global half *y)
-{ size_t i = get_global_id(0); vstore_half_rte(vload_half(i, x) * 1.5f, i, y); }
-__kernel void p_local(__global const float *x, __global float *y)
-{ __local float t[16]; size_t l = get_local_id(0); t[l] = x[get_global_id(0)];
-  barrier(CLK_LOCAL_MEM_FENCE); y[get_global_id(0)] = t[15 - l]; }
-"""
+_N = 1024
+_GUARD = 64  # elements after the output, which must stay unchanged
+_INDEX = np.arange(_N)
+#: Inputs of the kernels by OpenCL type.
+_INPUTS: dict[str, Array] = {
+    "float": (_INDEX % 97 - 48).astype(np.float32),
+    "half": ((_INDEX % 61 - 30) / 4).astype(np.float16),
+    "uint": (_INDEX * 2654435761 % 2**32).astype(np.uint32),
+    "ushort": (_INDEX * 31 + 1024).astype(np.uint16),
+}
+
+
+class _Case(NamedTuple):
+    """A kernel from x to y; type: of their elements; width: elements of a work-item i; want: y for x."""
+
+    name: str
+    type: str
+    width: int
+    body: str
+    want: Callable[[Array], Array]
+
+
+def _times(factor: float) -> Callable[[Array], Array]:
+    return lambda x: (x.astype(np.float32) * np.float32(factor)).astype(x.dtype)
+
+
+#: What every device must support: scalars, a small vector, 64-bit integers, half as a storage type, local memory.
+BASIC = (
+    _Case("scalar", "float", 1, "y[i] = x[i] * 2.0f + (float)i;", lambda x: x * np.float32(2) + _INDEX.astype(x.dtype)),
+    _Case("float4", "float", 4, "float4 v = vload4(i, x); vstore4(v.s3210 * 3.0f, i, y);",
+          lambda x: x.reshape(-1, 4)[:, ::-1].ravel() * np.float32(3)),
+    _Case("ulong", "uint", 1, "y[i] = (uint)((((ulong)x[i]) * 0x9E3779B97F4A7C15UL) >> 32);",
+          lambda x: (x.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)).astype(np.uint32)),
+    _Case("half", "half", 1, "vstore_half_rte(vload_half(i, x) * 1.5f, i, y);", _times(1.5)),
+    _Case("local", "float", 1, "__local float t[16]; size_t l = get_local_id(0); t[l] = x[i]; "
+          "barrier(CLK_LOCAL_MEM_FENCE); y[i] = t[15 - l];", lambda x: x.reshape(-1, 16)[:, ::-1].ravel()),
+)  # fmt: skip
 
 #: Vectors as wide as OpenCL has them: a compiler set to the wrong CPU fails here first, or silently does nothing.
-WIDE_SOURCE = r"""
-__kernel void w_float4(__global const float *x, __global float *y)
-{ size_t i = get_global_id(0); vstore4(vload4(i, x) * 3.0f, i, y); }
-__kernel void w_float8(__global const float *x, __global float *y)
-{ size_t i = get_global_id(0); vstore8(vload8(i, x) * 3.0f, i, y); }
-__kernel void w_float16(__global const float *x, __global float *y)
-{ size_t i = get_global_id(0); vstore16(vload16(i, x) * 3.0f, i, y); }
-__kernel void w_ushort16(__global const ushort *x, __global ushort *y)
-{ size_t i = get_global_id(0);
-  uint16 u = convert_uint16(vload16(i, x)); float16 f = as_float16((u & (uint16)0x7fffu) << (uint16)13);
-  u = as_uint16(f * 1.0f) >> (uint16)13;
-  vstore16(select(convert_ushort16(u), (ushort16)7, (ushort16)0) + (ushort16)1, i, y); }
-__kernel void w_half16(__global const half *x, __global half *y)
-{ size_t i = get_global_id(0); vstore_half16_rte(vload_half16(i, x) * 1.5f, i, y); }
-"""
+WIDE = (
+    *(_Case(f"float{n}", "float", n, f"vstore{n}(vload{n}(i, x) * 3.0f, i, y);", _times(3)) for n in (4, 8, 16)),
+    _Case("ushort16", "ushort", 16, "uint16 u = convert_uint16(vload16(i, x)); "
+          "float16 f = as_float16((u & (uint16)0x7fffu) << (uint16)13); u = as_uint16(f * 1.0f) >> (uint16)13; "
+          "vstore16(select(convert_ushort16(u), (ushort16)7, (ushort16)0) + (ushort16)1, i, y);",
+          lambda x: (x & np.uint16(0x7FFF)) + np.uint16(1)),
+    _Case("half16", "half", 16, "vstore_half16_rte(vload_half16(i, x) * 1.5f, i, y);", _times(1.5)),
+)  # fmt: skip
+
+
+def source(cases: Sequence[_Case]) -> str:
+    """Return the program of some kernels, named `probe_<name>`."""
+    return "".join(
+        f"__kernel void probe_{case.name}(__global const {case.type} *x, __global {case.type} *y)\n"
+        f"{{ size_t i = get_global_id(0); {case.body} }}\n"
+        for case in cases
+    )
+
 
 COPY_SOURCE = r"""
 __kernel void p_copy(__global const float4 *x, __global float4 *y) { size_t i = get_global_id(0); y[i] = x[i]; }
@@ -70,38 +98,31 @@ class ProbeError(Exception):
 
 
 def main(job_path: str, result_path: str) -> None:
-    """Do one job and leave by `os._exit`: a driver's tear-down may crash after the answer is known."""
-    with open(job_path, encoding="utf-8") as file:
-        job: dict[str, Any] = json.load(file)
-    with open(result_path, "w", encoding="utf-8") as out:
+    """Do one job in this process, which a driver may end."""
+    child.serve(job_path, result_path, _work)
 
-        def write(**entry: Any) -> None:
-            out.write(json.dumps(entry) + "\n")
-            out.flush()
 
-        def stage(text: str) -> None:
-            write(stage=text)
+def _work(job: dict[str, Any], write: child.Write) -> dict[str, Any]:
+    def stage(doing: str) -> None:
+        write(stage=doing)
 
-        _no_core_file()
-        stage(IMPORTING)
-        import pyopencl as cl
+    stage(child.IMPORTING)
+    import pyopencl as cl
 
-        if job.get("pyopencl_home"):
-            os.environ["PYOPENCL_HOME"] = job["pyopencl_home"]
-        stage("loading the drivers")
-        platforms = list_platforms(cl)
-        if job["job"] == "enumerate":
-            entries = [_platform_entry(cl, p, stage) for p in platforms]
-            stage("looking for drivers that did not load")
-            write(answer={"platforms": entries, "unloaded": _unloaded(job["libraries"])})
-        else:
-            try:
-                write(answer=_probe(cl, platforms, job, stage))
-            except ProbeError as error:
-                write(answer={"cause": error.cause, "reason": str(error)})
-            except cl.Error as error:
-                write(answer={"cause": "error", "reason": _first_line(error)})
-    os._exit(0)
+    if job.get("pyopencl_home"):
+        os.environ["PYOPENCL_HOME"] = job["pyopencl_home"]
+    stage("loading the drivers")
+    platforms = list_platforms(cl)
+    if job["job"] == "enumerate":
+        found = [entry for platform in platforms for entry in _device_entries(cl, platform, stage)]
+        stage("looking for drivers that did not load")
+        return {"devices": found, "unloaded": _unloaded(job["libraries"])}
+    try:
+        return _probe(cl, platforms, job, stage)
+    except ProbeError as error:
+        return {"cause": error.cause, "reason": str(error)}
+    except cl.Error as error:
+        return {"cause": "error", "reason": _first_line(error)}
 
 
 def list_platforms(cl: Any) -> list[pyopencl.Platform]:
@@ -126,25 +147,23 @@ def list_devices(cl: Any, platform: pyopencl.Platform) -> list[pyopencl.Device]:
 
 def identity(device: pyopencl.Device) -> list[str]:
     """Return what names a device across processes; several may share it and are counted in order."""
-    return [t.strip(" \0") for t in (device.platform.name, device.name, device.driver_version)]
+    return [text(t) for t in (device.platform.name, device.name, device.driver_version)]
 
 
-def _platform_entry(cl: Any, platform: pyopencl.Platform, stage: Callable[[str], None]) -> dict[str, Any]:
-    name = platform.name.strip(" \0")
-    stage(f"listing the devices of {name}")
+def _device_entries(cl: Any, platform: pyopencl.Platform, stage: Stage) -> list[dict[str, Any]]:
+    stage(f"listing the devices of {text(platform.name)}")
     try:
         found = list_devices(cl, platform)
-    except cl.Error as error:
-        return {"name": name, "version": platform.version, "devices": [], "error": _first_line(error)}
+    except cl.Error:
+        return []
     simulate_unknown_cpu(found)
-    devices = [
+    return [
         {
             "id": identity(d), "vendor": d.vendor, "version": d.version, "kind": kind_of(d.type),
-            "pocl_broken": may_need_repair(d),
+            "platform_version": platform.version, "pocl_broken": may_need_repair(d),
         }
         for d in found
     ]  # fmt: skip
-    return {"name": name, "version": platform.version, "devices": devices}
 
 
 def _unloaded(libraries: list[str]) -> dict[str, str]:
@@ -160,109 +179,65 @@ def _unloaded(libraries: list[str]) -> dict[str, str]:
     return out
 
 
-def _probe(
-    cl: Any, platforms: list[pyopencl.Platform], job: dict[str, Any], stage: Callable[[str], None]
-) -> dict[str, Any]:
+def _probe(cl: Any, platforms: list[pyopencl.Platform], job: dict[str, Any], stage: Stage) -> dict[str, Any]:
     stage("listing the devices")
-    same: list[pyopencl.Device] = []
-    for platform in platforms:
-        if platform.name.strip(" \0") == job["id"][0]:
-            found = list_devices(cl, platform)
-            simulate_unknown_cpu(found)
-            same += [d for d in found if identity(d) == job["id"]]
+    named = [platform for platform in platforms if text(platform.name) == job["id"][0]]
+    found = [device for platform in named for device in list_devices(cl, platform)]
+    simulate_unknown_cpu(found)
+    same = [device for device in found if identity(device) == job["id"]]
     if len(same) <= job.get("ordinal", 0):
         raise ProbeError("hidden", "the device is not there in a fresh process")
     device = same[job.get("ordinal", 0)]
     if job.get("pocl_cpu") and not repair_cpu(device, job["pocl_cpu"]):
         raise ProbeError("error", "PoCL's record of the device does not look as expected; left alone")
     stage("making a context")
-    context = cl.Context([device])
+    context = cl.Context([device])  # kept here: a queue of Intel's runtime does not keep its context
     queue = cl.CommandQueue(context)
-    _check_kernels(cl, context, queue, BASIC_SOURCE, _basic_cases(), stage)
-    if job.get("wide"):
-        _check_kernels(cl, context, queue, WIDE_SOURCE, _wide_cases(), stage)
-    rate = None
-    if job.get("rate"):
-        stage("measuring the copy rate")
-        rate = _copy_rate(cl, context, queue, device, stage)
-    return {"cause": "", "copy_gbs": rate}
+    for cases in (BASIC, WIDE) if job.get("wide") else (BASIC,):
+        _check_kernels(cl, queue, cases, stage)
+    if not job.get("rate"):
+        return {"cause": ""}
+    stage("measuring the copy rate")
+    return {"cause": "", "copy_gbs": _copy_rate(cl, queue)}
 
 
-def _basic_cases() -> list[tuple[str, int, Any, Any]]:
-    import numpy as np
-
-    i = np.arange(_N)
-    x = (i % 97 - 48).astype(np.float32)
-    u = (i * 2654435761 % 2**32).astype(np.uint32)
-    h = ((i % 61 - 30) / 4).astype(np.float16)
-    product = u.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return [
-        ("p_scalar", 1, x, x * np.float32(2) + i.astype(np.float32)),
-        ("p_float4", 4, x, x.reshape(-1, 4)[:, ::-1].ravel() * np.float32(3)),
-        ("p_ulong", 1, u, (product >> np.uint64(32)).astype(np.uint32)),
-        ("p_half", 1, h, (h.astype(np.float32) * np.float32(1.5)).astype(np.float16)),
-        ("p_local", 1, x, x.reshape(-1, 16)[:, ::-1].ravel()),
-    ]
-
-
-def _wide_cases() -> list[tuple[str, int, Any, Any]]:
-    import numpy as np
-
-    i = np.arange(_N)
-    x = (i % 97 - 48).astype(np.float32)
-    h = ((i % 61 - 30) / 4).astype(np.float16)
-    u = (i * 31 + 1024).astype(np.uint16)
-    return [
-        ("w_float4", 4, x, x * np.float32(3)),
-        ("w_float8", 8, x, x * np.float32(3)),
-        ("w_float16", 16, x, x * np.float32(3)),
-        ("w_ushort16", 16, u, (u & 0x7FFF) + np.uint16(1)),
-        ("w_half16", 16, h, (h.astype(np.float32) * np.float32(1.5)).astype(np.float16)),
-    ]
-
-
-def _check_kernels(
-    cl: Any, context: Any, queue: Any, source: str, cases: list[tuple[str, int, Any, Any]], stage: Callable[[str], None]
-) -> None:
-    import numpy as np
-
+def _check_kernels(cl: Any, queue: Any, cases: Sequence[_Case], stage: Stage) -> None:
     stage("building the probe kernels")
     try:
-        program = cl.Program(context, source).build(cache_dir=False)
+        program = cl.Program(queue.context, source(cases)).build(cache_dir=False)
     except cl.RuntimeError as error:
-        raise ProbeError("build", f"a small kernel does not build: {_error_line(str(error))}") from None
-    flags = cl.mem_flags
-    for name, width, x, want in cases:
-        stage(f"running the kernel {name[2:]}")
-        poison = np.frombuffer(b"\xa5" * ((_N + _GUARD) * want.itemsize), dtype=want.dtype)
+        raise ProbeError("build", f"a small kernel does not build: {error_line(str(error))}") from None
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    for case in cases:
+        stage(f"running the kernel {case.name}")
+        x = _INPUTS[case.type]
+        poison = np.frombuffer(b"\xa5" * ((_N + _GUARD) * x.itemsize), dtype=x.dtype)
         got = poison.copy()
-        source_buffer = cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=x)
-        result_buffer = cl.Buffer(context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=got)
-        kernel = cl.Kernel(program, name)
-        kernel.set_args(source_buffer, result_buffer)
-        local = (16,) if name == "p_local" else None
-        cl.enqueue_nd_range_kernel(queue, kernel, (_N // width,), local)
-        cl.enqueue_copy(queue, got, result_buffer)
+        buffers = [cl.Buffer(queue.context, flags, hostbuf=contents) for contents in (x, got)]
+        kernel = cl.Kernel(program, f"probe_{case.name}")
+        kernel.set_args(*buffers)
+        local = (16,) if case.name == "local" else None
+        cl.enqueue_nd_range_kernel(queue, kernel, (_N // case.width,), local)
+        cl.enqueue_copy(queue, got, buffers[1])
         queue.finish()
-        check(name[2:], got.view(np.uint8), want.view(np.uint8), poison.view(np.uint8), want.itemsize)
+        check(case.name, got.view(np.uint8), case.want(x).view(np.uint8), poison.view(np.uint8), x.itemsize)
 
 
 def check(kernel: str, got: Any, want: Any, poison: Any, itemsize: int) -> None:
-    """Compare the bytes a kernel left: all of `want`, then the poison behind it; raise `ProbeError` otherwise."""
-    import numpy as np
-
+    """Raise `ProbeError` unless a kernel wrote the bytes `want` and left the poison after them unchanged."""
     if np.array_equal(got[: want.size], poison[: want.size]):
-        raise ProbeError("wrong", f"the kernel {kernel} silently did not run (its output was left as it was)")
+        raise ProbeError("wrong", f"the kernel {kernel} silently did not run (its output is unchanged)")
     bad = np.flatnonzero(got[: want.size] != want)
     if bad.size:
         wrong = len({int(b) // itemsize for b in bad})
         raise ProbeError("wrong", f"the kernel {kernel} gave {wrong} wrong values of {want.size // itemsize}")
     if not np.array_equal(got[want.size :], poison[want.size :]):
-        raise ProbeError("wrong", f"the kernel {kernel} wrote behind its output")
+        raise ProbeError("wrong", f"the kernel {kernel} wrote past the end of its output")
 
 
-def _copy_rate(cl: Any, context: Any, queue: Any, device: Any, stage: Callable[[str], None]) -> float | None:
-    """Return GB/s (read + written) of a float4 copy: best of a few over 32 MiB, less on small devices."""
+def _copy_rate(cl: Any, queue: Any) -> float | None:
+    """Return GB/s (read + written) of a float4 copy: best of a few over 32 MiB, less on devices with less memory."""
+    context, device = queue.context, queue.device
     try:
         kernel = cl.Kernel(cl.Program(context, COPY_SOURCE).build(cache_dir=False), "p_copy")
         best = 0.0
@@ -290,20 +265,11 @@ def _copy_rate(cl: Any, context: Any, queue: Any, device: Any, stage: Callable[[
     return round(best, 3) if best else None
 
 
-def _error_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    found = next((line for line in lines if "error:" in line.lower()), None)
-    return (found or (lines[0] if lines else "no message"))[:300]
+def error_line(message: str) -> str:
+    """Return the first line with 'error:' of a compiler's or driver's message, else its first line."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()] or ["no message"]
+    return next((line for line in lines if "error:" in line.lower()), lines[0])[:300]
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-
-
-def _no_core_file() -> None:
-    try:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    except (ImportError, OSError, ValueError):
-        pass

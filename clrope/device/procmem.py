@@ -1,7 +1,8 @@
-"""Looking into this process (Linux): which libraries are loaded, whose code an address is, memory read without risk."""
+"""Loaded libraries and memory of this process (Linux), read without the risk of a crash."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 
@@ -11,15 +12,12 @@ _POINTER = struct.Struct("P")
 def loaded_libraries() -> list[tuple[int, int, str]]:
     """Return (start, end, path) of each mapped file; empty where the system does not tell."""
     out = []
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                parts = line.rstrip("\n").split(None, 5)
-                if len(parts) == 6 and parts[5].startswith("/"):
-                    start, end = (int(x, 16) for x in parts[0].split("-"))
-                    out.append((start, end, parts[5]))
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            parts = line.rstrip("\n").split(None, 5)
+            if len(parts) == 6 and parts[5].startswith("/"):
+                start, end = (int(x, 16) for x in parts[0].split("-"))
+                out.append((start, end, parts[5]))
     return out
 
 
@@ -30,23 +28,15 @@ def library_at(address: int) -> str:
 
 def read(address: int, size: int) -> bytes:
     """Return up to `size` bytes at `address`: fewer, or none, where memory ends, instead of a crash."""
-    try:
-        handle = os.open("/proc/self/mem", os.O_RDONLY)
-    except OSError:
-        return b""
-    try:
-        return os.pread(handle, size, address)
-    except (OSError, OverflowError):
-        return b""
-    finally:
-        os.close(handle)
+    with contextlib.suppress(OSError, OverflowError), open("/proc/self/mem", "rb", buffering=0) as memory:
+        return os.pread(memory.fileno(), size, address)
+    return b""
 
 
 def read_pointers(address: int, count: int) -> list[int]:
     """Return up to `count` pointer-sized numbers from `address` on."""
     data = read(address, count * _POINTER.size)
-    whole = len(data) // _POINTER.size
-    return list(struct.unpack(f"{whole}P", data[: whole * _POINTER.size]))
+    return [number for (number,) in _POINTER.iter_unpack(data[: len(data) // _POINTER.size * _POINTER.size])]
 
 
 def read_text(address: int, limit: int = 128) -> str:

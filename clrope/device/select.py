@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import DeviceError
 from .discovery import devices, from_cl_device
-from .icd import USER_VARIABLES
+from .icd import user_variable
 from .info import DeviceInfo
 
 if TYPE_CHECKING:
@@ -138,31 +138,26 @@ def _by_pyopencl(spec: str) -> DeviceInfo:
         raise DeviceError(f"device {said}: got {len(answers)} parts, allowed are 'platform' or 'platform:device'")
     here = [d for d in known if d.platform_index >= 0]
     platforms = {d.platform_index: d.platform for d in here}
-    chosen: int | None = None
-    if not answers[0]:
-        chosen = min(platforms, default=None)
-    elif answers[0].isdecimal() and int(answers[0]) in platforms:
-        chosen = int(answers[0])
+    first, wanted = answers[0].lower(), "".join(answers[1:]).split(",")[0].lower()
+    if first.isdecimal() and int(first) in platforms:
+        chosen: int | None = int(first)
     else:
         # PyOpenCL takes the last platform whose name fits.
-        chosen = max((i for i, name in platforms.items() if answers[0].lower() in name.lower()), default=None)
+        fitting = [i for i, name in platforms.items() if first in name.lower()]
+        chosen = max(fitting, default=None) if first else min(fitting, default=None)
     among = [d for d in here if d.platform_index == chosen]
-    wanted = answers[1].split(",")[0] if len(answers) == 2 else ""
-    if not wanted:
-        matches = among[:1]
-    elif wanted.isdecimal() and int(wanted) < len(among):
+    if wanted.isdecimal() and int(wanted) < len(among):
         matches = [among[int(wanted)]]
     else:
-        matches = [d for d in among if wanted.lower() in d.name.lower()][:1]
+        matches = [d for d in among if wanted in d.name.lower()][:1]
     return _first_healthy(matches, known, said)
 
 
 def _none_healthy(known: Sequence[DeviceInfo]) -> str:
     if not known:
-        text = "device: no OpenCL device was found"
-        for name in USER_VARIABLES:
-            if os.environ.get(name):
-                text += f"; {name}={os.environ[name]!r} is set and decides which drivers are loaded"
+        text, name = "device: no OpenCL device was found", user_variable()
+        if name:
+            text += f"; {name}={os.environ[name]!r} is set and decides which drivers are loaded"
         return f"{text}\n  what to do: {INSTALL_HINT}"
     lines = ["device: no healthy OpenCL device; tried:"]
     for d in known:

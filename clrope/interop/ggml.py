@@ -223,7 +223,7 @@ def rope_multi(
 ) -> Any:  # fmt: skip
     """`ggml_rope_multi`: as `rope_ext`, with pairs driven by four position rows in modes 8, 24 and 40.
 
-    b: int32[4 * S], the rows t, h, w, e one behind the other, shared by the batches; in modes 0 and 2 int32[S].
+    b: int32[4 * S], the rows t, h, w, e in this order, shared by the batches; in modes 0 and 2 int32[S].
     sections: 4 counts of pairs (ignored in modes 0 and 2, as ggml does). Mode 24 needs n_dims = D / 2.
     """
     params = OpParams(
@@ -328,7 +328,7 @@ def _rope(
 
 
 def _four_axes(a: Any) -> tuple[Any, int]:
-    """Return a as an array `[B, S, N, D]` on the same memory, and its rank; checks what ggml asserts of it."""
+    """Return `a` as an array `[B, S, N, D]` on the same memory, and its rank; check what ggml asserts."""
     array = a.array() if isinstance(a, Tensor) else a
     rank = len(getattr(array, "shape", ()))
     if not 1 <= rank <= 4:

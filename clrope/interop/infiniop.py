@@ -53,7 +53,7 @@ _DTYPES = {**_FLOATS, **_INTEGERS}
 
 @dataclass(frozen=True)
 class TensorDescriptor:
-    """`infiniopTensorDescriptor_t`: what a tensor looks like, without its data.
+    """`infiniopTensorDescriptor_t`: shape, strides and type of a tensor, without its data.
 
     shape:   lengths. strides: in elements; None: C order.
     dtype:   'F16', 'BF16', 'F32', 'F64', 'I8' ... 'I64', 'U8' ... 'U64', or NumPy's name of it.
@@ -65,12 +65,10 @@ class TensorDescriptor:
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # frozen dataclass
-        put(self, "shape", tuple(int(n) for n in self.shape))
-        strides = c_order(self.shape) if self.strides is None else tuple(int(n) for n in self.strides)
-        if len(strides) != len(self.shape):
-            raise InfiniOpError(
-                Status.BAD_TENSOR_STRIDES, f"strides: got {list(strides)} for shape {list(self.shape)}, one per axis"
-            )
+        put(self, "shape", tuple(map(int, self.shape)))
+        strides = c_order(self.shape) if self.strides is None else tuple(map(int, self.strides))
+        message = f"strides: got {list(strides)} for shape {list(self.shape)}, one per axis"
+        _require(len(strides) == len(self.shape), Status.BAD_TENSOR_STRIDES, message)
         put(self, "strides", strides)
         put(self, "dtype", _DTYPES.get(self.dtype, self.dtype))
 
@@ -101,7 +99,7 @@ def c_order(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class RoPEDescriptor:
-    """A checked RoPE, made once and run with any tensors that look like those it was made for.
+    """A checked RoPE, made once and run with any tensors of the same shapes, strides and types.
 
     y, x:      `[seqlen, nhead, dhead]` or `[batch, seqlen, nhead, dhead]`, float16, bfloat16, float32 or float64; any
                strides, apart for x and y, but the last axis is dense. y may be x (in place).
@@ -118,8 +116,8 @@ class RoPEDescriptor:
     ) -> None:
         named = {"y": y, "x": x, "pos_ids": pos_ids, "sin_table": sin_table, "cos_table": cos_table}
         made = {name: TensorDescriptor.of(tensor, name) for name, tensor in named.items()}
-        if not isinstance(algo, int) or algo not in list(Algo):
-            raise InfiniOpError(Status.NULL_POINTER, f"algo: got {algo!r}, allowed are GPT_J (0) and GPT_NEOX (1)")
+        known = isinstance(algo, int) and algo in list(Algo)
+        _require(known, Status.NULL_POINTER, f"algo: got {algo!r}, allowed are GPT_J (0) and GPT_NEOX (1)")
         _check_types(made)
         _check_shapes(made)
         _check_strides(made)
@@ -135,8 +133,8 @@ class RoPEDescriptor:
     def run(self, y: Any, x: Any, pos_ids: Any, sin_table: Any, cos_table: Any) -> Any:
         """Rotate x into y (which may be x) and return y.
 
-        The tensors must look like those of the descriptor. Raises `InfiniOpError` before anything is launched, with
-        status BAD_PARAM for positions outside the tables, and for a y that cannot be written or overlaps x.
+        The tensors must have the shapes, strides and types of the descriptor. Raises `InfiniOpError` before anything is
+        launched, with status BAD_PARAM for positions outside the tables, and for a y that is read-only or overlaps x.
         """
         named = {"y": y, "x": x, "pos_ids": pos_ids, "sin_table": sin_table, "cos_table": cos_table}
         for name, tensor in named.items():
@@ -154,55 +152,48 @@ class RoPEDescriptor:
         return plan.run()
 
 
+def _require(right: bool, status: Status, message: str) -> None:
+    if not right:
+        raise InfiniOpError(status, message)
+
+
 def _check_types(made: dict[str, TensorDescriptor]) -> None:
-    y, pos_ids = made["y"], made["pos_ids"]
+    y, pos_ids = made["y"].dtype, made["pos_ids"].dtype
+    floats, integers = _FLOATS.values(), _INTEGERS.values()
     for name in ("x", "sin_table", "cos_table"):
-        if made[name].dtype != y.dtype:
-            raise InfiniOpError(Status.BAD_TENSOR_DTYPE, f"{name}: got {made[name].dtype}, y has {y.dtype}")
-    if y.dtype not in _FLOATS.values():
-        raise InfiniOpError(Status.BAD_TENSOR_DTYPE, f"y: got {y.dtype}, allowed are {', '.join(_FLOATS.values())}")
-    if pos_ids.dtype not in _INTEGERS.values():
-        raise InfiniOpError(
-            Status.BAD_TENSOR_DTYPE, f"pos_ids: got {pos_ids.dtype}, allowed are {', '.join(_INTEGERS.values())}"
-        )
+        _require(made[name].dtype == y, Status.BAD_TENSOR_DTYPE, f"{name}: got {made[name].dtype}, y has {y}")
+    _require(y in floats, Status.BAD_TENSOR_DTYPE, f"y: got {y}, allowed are {', '.join(floats)}")
+    allowed = f"allowed are {', '.join(integers)}"
+    _require(pos_ids in integers, Status.BAD_TENSOR_DTYPE, f"pos_ids: got {pos_ids}, {allowed}")
 
 
 def _check_shapes(made: dict[str, TensorDescriptor]) -> None:
-    y, x, pos_ids = made["y"].shape, made["x"].shape, made["pos_ids"].shape
-    sin_table, cos_table = made["sin_table"].shape, made["cos_table"].shape
+    y, x, pos_ids, sin_table, cos_table = (tensor.shape for tensor in made.values())
 
-    def fail(name: str, wanted: str) -> None:
-        raise InfiniOpError(Status.BAD_TENSOR_SHAPE, f"{name}: got shape {list(made[name].shape)}, {wanted}")
+    def require(right: bool, name: str, wanted: str) -> None:
+        _require(right, Status.BAD_TENSOR_SHAPE, f"{name}: got shape {list(made[name].shape)}, {wanted}")
 
-    if len(y) not in (3, 4):
-        fail("y", "[seqlen, nhead, dhead] or [batch, seqlen, nhead, dhead] is needed")
-    if x != y:
-        fail("x", f"y has {list(y)}")
+    require(len(y) in (3, 4), "y", "[seqlen, nhead, dhead] or [batch, seqlen, nhead, dhead] is needed")
+    require(x == y, "x", f"y has {list(y)}")
     batch, seqlen, dhead = (y[0] if len(y) == 4 else 1), y[-3], y[-1]
-    if pos_ids not in ((seqlen,), (batch, seqlen)):
-        fail("pos_ids", f"[{seqlen}] or [{batch}, {seqlen}] is needed")
-    if len(sin_table) != 2:
-        fail("sin_table", "[max_pos, dhead / 2] is needed")
-    if cos_table != sin_table:
-        fail("cos_table", f"sin_table has {list(sin_table)}")
-    if dhead != 2 * sin_table[1]:
-        fail("sin_table", f"dhead is {dhead}, which must be twice the columns of the tables")
+    rows = [(seqlen,), (batch, seqlen)]
+    require(pos_ids in rows, "pos_ids", f"[{seqlen}] or [{batch}, {seqlen}] is needed")
+    require(len(sin_table) == 2, "sin_table", "[max_pos, dhead / 2] is needed")
+    require(cos_table == sin_table, "cos_table", f"sin_table has {list(sin_table)}")
+    columns = f"dhead is {dhead}, which must be twice the columns of the tables"
+    require(dhead == 2 * sin_table[1], "sin_table", columns)
 
 
 def _check_strides(made: dict[str, TensorDescriptor]) -> None:
+    def require(right: bool, name: str, wanted: str) -> None:
+        _require(right, Status.BAD_TENSOR_STRIDES, f"{name}: got strides {list(made[name].strides or ())}, {wanted}")
+
     for name in ("y", "x"):
-        strides = made[name].strides or ()
-        if strides[-1] != 1 and 0 not in made[name].shape:
-            raise InfiniOpError(
-                Status.BAD_TENSOR_STRIDES, f"{name}: got strides {list(strides)}, the last axis must be dense (1)"
-            )
+        require((made[name].strides or ())[-1] == 1 or 0 in made[name].shape, name, "the last axis must be dense (1)")
     for name in ("sin_table", "cos_table"):
-        if not _equal_strides(made[name].strides, c_order(made[name].shape), made[name].shape):
-            raise InfiniOpError(
-                Status.BAD_TENSOR_STRIDES,
-                f"{name}: got strides {list(made[name].strides or ())}, the table must be dense: "
-                f"{list(c_order(made[name].shape))}",
-            )
+        dense = c_order(made[name].shape)
+        same = _equal_strides(made[name].strides, dense, made[name].shape)
+        require(same, name, f"the table must be dense: {list(dense)}")
 
 
 def _check_same(name: str, got: TensorDescriptor, wanted: TensorDescriptor) -> None:
@@ -218,5 +209,5 @@ def _check_same(name: str, got: TensorDescriptor, wanted: TensorDescriptor) -> N
 
 
 def _equal_strides(a: Sequence[int] | None, b: Sequence[int] | None, shape: Sequence[int]) -> bool:
-    """Whether two strides lead to the same places: axes of one element, and empty tensors, do not count."""
+    """Whether two strides address the same elements; axes of one element and empty tensors do not count."""
     return 0 in shape or all(n == 1 or i == j for i, j, n in zip(a or (), b or (), shape, strict=True))

@@ -8,6 +8,8 @@ The onnx package is needed by `Backend` only.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,16 +57,15 @@ def rotary_embedding(
         raise ShapeError(f"num_heads: got 0, it must be given for 3-D X, which has shape {list(x.shape)}")
     heads, layout = _split(x, "X", num_heads)
     rotated = _rotated(rotary_embedding_dim, heads.shape[3])
-    cos, sin = _cache(cos_cache, "cos_cache", x), _cache(sin_cache, "sin_cache", x)
-    ids = None
-    if position_ids is not None:
-        _check_caches(cos, sin, [None, rotated // 2], "with position_ids")
-        ids = _integers(position_ids)
-        if ids.shape != (batch, seq):
-            raise ShapeError(f"position_ids: got shape {list(ids.shape)}, [batch, sequence] = [{batch}, {seq}] needed")
-        _check_range(ids, 0, cos.shape[0])
-    else:
+    cos, sin = _caches(cos_cache, sin_cache, x)
+    if position_ids is None:
         _check_caches(cos, sin, [batch, seq, rotated // 2], "without position_ids")
+        return _rotate(heads, cos, sin, None, interleaved, layout, device, rotated, x.shape)
+    _check_caches(cos, sin, [None, rotated // 2], "with position_ids")
+    ids = _integers(position_ids)
+    if ids.shape != (batch, seq):
+        raise ShapeError(f"position_ids: got shape {list(ids.shape)}, [batch, sequence] = [{batch}, {seq}] needed")
+    _check_range(ids, 0, cos.shape[0])
     return _rotate(heads, cos, sin, ids, interleaved, layout, device, rotated, x.shape)
 
 
@@ -98,7 +99,7 @@ def rotary_embedding_ms(
     Raises `ShapeError`, `ConfigError` (both `ValueError`), `DeviceError`, `BuildError`.
     """
     x, batch, seq = _input(input, "input")
-    cos, sin = _cache(cos_cache, "cos_cache", x), _cache(sin_cache, "sin_cache", x)
+    cos, sin = _caches(cos_cache, sin_cache, x)
     _flag("is_packed_batching", is_packed_batching)
     if isinstance(scale, bool) or not isinstance(scale, (int, float, np.number)) or not np.isfinite(scale):
         raise ConfigError(f"scale: got {scale!r}, a finite number is needed")
@@ -140,7 +141,12 @@ class Backend:
     def is_compatible(cls, model: ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
         """Whether every node of the model is one of the two operators."""
         opsets = _opsets(model)
-        return cls.supports_device(device) and all(_operator(node, opsets) is not None for node in model.graph.node)
+        try:
+            for node in model.graph.node:
+                _operator(node, opsets)
+        except ConfigError:
+            return False
+        return cls.supports_device(device)
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
@@ -173,9 +179,7 @@ class Backend:
     ) -> tuple[Any, ...]:
         """Run one node on inputs in its order (None for one that is left out). opset_version: 23 if not given."""
         run = _operator(node, {"": int(kwargs.get("opset_version", 23)), "com.microsoft": 1})
-        if run is None:
-            raise _unsupported(node)
-        return (run([*inputs], _attributes(node), _selector(device)),)
+        return (run(*inputs, device=_selector(device)),)
 
 
 class BackendRep:
@@ -190,12 +194,7 @@ class BackendRep:
         self._constants = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
         self._inputs = [i.name for i in graph.input if i.name not in self._constants]
         self._outputs = [o.name for o in graph.output]
-        self._steps: list[tuple[Callable[..., Any], list[str], str, dict[str, Any]]] = []
-        for node in graph.node:
-            run = _operator(node, opsets)
-            if run is None:
-                raise _unsupported(node)
-            self._steps.append((run, list(node.input), node.output[0], _attributes(node)))
+        self._steps = [(_operator(node, opsets), list(node.input), node.output[0]) for node in graph.node]
         if selector is not None:
             select_device(selector)
 
@@ -207,56 +206,38 @@ class BackendRep:
         if missing or unknown or len(inputs) != len(self._inputs):
             raise ShapeError(f"inputs: got {len(inputs)}, the model takes {', '.join(self._inputs)}")
         values: dict[str, Any] = {"": None, **self._constants, **given}
-        for run, sources, target, attributes in self._steps:
-            values[target] = run([values[name] for name in sources], attributes, self._selector)
+        for run, sources, target in self._steps:
+            values[target] = run(*[values[name] for name in sources], device=self._selector)
         return tuple(values[name] for name in self._outputs)
 
 
-def _run_onnx(inputs: list[Any], attributes: dict[str, Any], selector: str | None) -> Any:
-    return rotary_embedding(*inputs, **attributes, device=selector)
+#: The operators by domain, each with its first opset; their attributes are the keywords of the function.
+_OPERATORS: dict[str, tuple[int, Callable[..., Any]]] = {
+    "": (23, rotary_embedding),
+    "com.microsoft": (1, rotary_embedding_ms),
+}
 
 
-def _run_ms(inputs: list[Any], attributes: dict[str, Any], selector: str | None) -> Any:
-    return rotary_embedding_ms(*inputs, **attributes, device=selector)
+def _operator(node: NodeProto, opsets: Mapping[str, int]) -> Callable[..., Any]:
+    """Return the function of a node with its attributes set; `ConfigError` for what is not supported."""
+    from onnx import helper
 
-
-_Runner = Callable[[list[Any], dict[str, Any], "str | None"], Any]
-#: Per operator: domain, first opset, the function, the attributes it takes.
-_OPERATORS: tuple[tuple[str, int, _Runner, frozenset[str]], ...] = (
-    ("", 23, _run_onnx, frozenset({"interleaved", "num_heads", "rotary_embedding_dim"})),
-    (
-        "com.microsoft",
-        1,
-        _run_ms,
-        frozenset({"interleaved", "num_heads", "rotary_embedding_dim", "scale", "is_packed_batching"}),
-    ),
-)
-
-
-def _operator(node: NodeProto, opsets: Mapping[str, int]) -> _Runner | None:
     domain = "" if node.domain == "ai.onnx" else node.domain
-    for name, first, run, attributes in _OPERATORS:
-        if node.op_type == "RotaryEmbedding" and domain == name and opsets.get(name, 0) >= first:
-            return run if {a.name for a in node.attribute} <= attributes else None
-    return None
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    if node.op_type == "RotaryEmbedding" and domain in _OPERATORS:
+        first, run = _OPERATORS[domain]
+        known = [p.name for p in signature(run).parameters.values() if p.kind is p.KEYWORD_ONLY and p.name != "device"]
+        if opsets.get(domain, 0) >= first and attributes.keys() <= set(known):
+            return partial(run, **attributes)
+    raise ConfigError(
+        f"model: got operator {node.domain or 'ai.onnx'}.{node.op_type} with attributes "
+        f"{', '.join(attributes) or 'none'}; allowed are ai.onnx.RotaryEmbedding from opset 23 on and "
+        "com.microsoft.RotaryEmbedding, with their own attributes"
+    )
 
 
 def _opsets(model: ModelProto) -> dict[str, int]:
     return {"" if o.domain == "ai.onnx" else o.domain: int(o.version) for o in model.opset_import}
-
-
-def _attributes(node: NodeProto) -> dict[str, Any]:
-    from onnx import helper
-
-    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
-
-
-def _unsupported(node: NodeProto) -> ConfigError:
-    attributes = ", ".join(a.name for a in node.attribute) or "none"
-    return ConfigError(
-        f"model: got operator {node.domain or 'ai.onnx'}.{node.op_type} with attributes {attributes}; allowed are "
-        "ai.onnx.RotaryEmbedding from opset 23 on and com.microsoft.RotaryEmbedding, with their own attributes"
-    )
 
 
 def _selector(device: str) -> str | None:
@@ -268,9 +249,13 @@ def _selector(device: str) -> str | None:
     raise DeviceError(f"device: got {device!r}, allowed are 'CPU', 'OPENCL', 'OPENCL:<selector>'")
 
 
+def _array(value: Any) -> Any:
+    return value if is_opencl_array(value) else np.asarray(value)
+
+
 def _input(value: Any, name: str) -> tuple[Any, int, int]:
     """Return the array, and its batch and sequence lengths."""
-    x = value if is_opencl_array(value) else np.asarray(value)
+    x = _array(value)
     if len(x.shape) not in (3, 4):
         raise ShapeError(
             f"{name}: got shape {list(x.shape)}, allowed are [batch, sequence, hidden_size] and "
@@ -283,7 +268,7 @@ def _input(value: Any, name: str) -> tuple[Any, int, int]:
 
 def _split(x: Any, name: str, num_heads: int) -> tuple[Any, str]:
     """Return the input with an axis of heads, as a view, and its layout."""
-    if isinstance(num_heads, bool) or not isinstance(num_heads, (int, np.integer)) or num_heads < 0:
+    if not _is_integer(num_heads) or num_heads < 0:
         raise ConfigError(f"num_heads: got {num_heads!r}, a number of heads or 0 is needed")
     if len(x.shape) == 4:
         return x, "bnsd"
@@ -295,25 +280,25 @@ def _split(x: Any, name: str, num_heads: int) -> tuple[Any, str]:
 
 def _rotated(rotary_embedding_dim: int, head_size: int) -> int:
     """Return how many elements of a head rotate."""
-    if isinstance(rotary_embedding_dim, bool) or not isinstance(rotary_embedding_dim, (int, np.integer)):
-        raise ConfigError(f"rotary_embedding_dim: got {rotary_embedding_dim!r}, an integer is needed")
-    if not rotary_embedding_dim:
-        if head_size % 2:
-            raise ShapeError(f"head_size: got {head_size}, it must be even")
-        return int(head_size)
-    if rotary_embedding_dim < 0 or rotary_embedding_dim % 2 or rotary_embedding_dim > head_size:
-        raise ConfigError(
-            f"rotary_embedding_dim: got {rotary_embedding_dim}, allowed are 0 and even numbers up to head_size "
-            f"{head_size}"
-        )
-    return int(rotary_embedding_dim)
+    dim = rotary_embedding_dim
+    if not _is_integer(dim) or dim < 0 or dim % 2 or dim > head_size:
+        allowed = f"0 and even numbers up to head_size {head_size}"
+        raise ConfigError(f"rotary_embedding_dim: got {dim!r}, allowed are {allowed}")
+    if not dim and head_size % 2:
+        raise ShapeError(f"head_size: got {head_size}, it must be even")
+    return int(dim or head_size)
 
 
-def _cache(value: Any, name: str, x: Any) -> Any:
-    table = value if is_opencl_array(value) else np.asarray(value)
-    if table.dtype != x.dtype:
-        raise ShapeError(f"{name}: got dtype {table.dtype}, the input's {x.dtype} is needed")
-    return table
+def _is_integer(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _caches(cos_cache: Any, sin_cache: Any, x: Any) -> list[Any]:
+    tables = [_array(cos_cache), _array(sin_cache)]
+    for name, table in zip(("cos_cache", "sin_cache"), tables, strict=True):
+        if table.dtype != x.dtype:
+            raise ShapeError(f"{name}: got dtype {table.dtype}, the input's {x.dtype} is needed")
+    return tables
 
 
 def _check_caches(cos: Any, sin: Any, shape: list[int | None], when: str) -> None:
@@ -335,9 +320,9 @@ def _integers(position_ids: Any) -> Any:
 
 
 def _check_range(ids: Any, above: int, rows: int) -> None:
-    """Check that ids, and those so much above them, are rows of the caches."""
-    if ids.size and (int(ids.min()) < 0 or int(ids.max()) + above >= rows):
-        bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max()) + above
+    """Check that the caches have rows for all ids, and for `id + above`."""
+    ends = (int(ids.min()), int(ids.max()) + above) if ids.size else ()
+    for bad in (row for row in ends if not 0 <= row < rows):
         raise ShapeError(f"position_ids: position {bad} is needed, cos_cache and sin_cache have rows 0 ... {rows - 1}")
 
 

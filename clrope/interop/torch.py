@@ -22,6 +22,7 @@ from ..errors import ConfigError, DeviceError, ShapeError
 from ..tables import rotate_plan
 
 _STORAGE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 _MAX_INT64 = (1 << 63) - 1
 
 
@@ -90,6 +91,17 @@ class RoPE(torch.nn.Module):
         return f"scale={self.scale}, base={self.base}, dims={self.dims}, interleaved={self.interleaved}"
 
 
+class _Inputs(NamedTuple):
+    """The operator's positional arguments, and the order of its gradients."""
+
+    input: Any
+    cos: Any = None
+    sin: Any = None
+    position_ids: Any = None
+    freqs: Any = None
+    offset: Any = None
+
+
 #: scale, base, dims, interleaved have no default, so that every exported node carries them. start: the offset where it
 #: is an int; a tensor wins over it. transpose: the sign of sin flipped, which is the gradient.
 _SCHEMA = (
@@ -101,13 +113,7 @@ _SCHEMA = (
 
 @torch.library.custom_op("clrope::rope", mutates_args=(), schema=_SCHEMA)
 def _rope(
-    input: Tensor,
-    cos: Tensor | None = None,
-    sin: Tensor | None = None,
-    position_ids: Tensor | None = None,
-    freqs: Tensor | None = None,
-    offset: Tensor | None = None,
-    *,
+    *tensors: Tensor | None,
     scale: float,
     base: float,
     dims: int | None,
@@ -115,12 +121,13 @@ def _rope(
     start: int = 0,
     transpose: bool = False,
 ) -> Tensor:
-    n, dtype = _check(input, cos, sin, position_ids, freqs, offset, scale, base, dims)
-    given = {"cos": cos, "sin": sin, "position_ids": position_ids, "freqs": freqs, "offset": offset}
-    for name, tensor in {"input": input, **given}.items():
+    given = _Inputs(*tensors)
+    n, dtype = _check(given, scale, base, dims)
+    for name, tensor in given._asdict().items():
         if tensor is not None:
             _check_memory(name, tensor)
-    x = input.detach().resolve_neg().to(dtype)
+    x = given.input.detach().resolve_neg().to(dtype)
+    cos, sin, freqs = given.cos, given.sin, given.freqs
     y = torch.empty(x.shape, dtype=dtype)
     if cos is not None and sin is not None:
         mode = "normal" if interleaved else "neox"
@@ -134,8 +141,8 @@ def _rope(
                 rotate_plan(x4, c, s, None, mode, y4, "bnsd", n_dims=n, forward=not transpose).run()
         return y
     factors = None if freqs is None else tuple(cast("list[float]", freqs.detach().to(torch.float64).tolist()))
-    config = _config(n, 1.0 if position_ids is not None else scale, base, interleaved, factors)
-    positions = _positions(x, position_ids, offset, start)
+    config = _config(n, 1.0 if given.position_ids is not None else scale, base, interleaved, factors)
+    positions = _positions(x, given.position_ids, given.offset, start)
     if y.numel():
         op = operation(config)
         for x4, y4, (p,) in _calls(x, y, [positions]):
@@ -144,39 +151,15 @@ def _rope(
 
 
 @_rope.register_fake
-def _rope_fake(
-    input: Tensor,
-    cos: Tensor | None = None,
-    sin: Tensor | None = None,
-    position_ids: Tensor | None = None,
-    freqs: Tensor | None = None,
-    offset: Tensor | None = None,
-    *,
-    scale: float,
-    base: float,
-    dims: int | None,
-    interleaved: bool,
-    start: int = 0,
-    transpose: bool = False,
-) -> Tensor:
-    _, dtype = _check(input, cos, sin, position_ids, freqs, offset, scale, base, dims)
-    return input.new_empty(input.shape, dtype=dtype)
-
-
-class _Inputs(NamedTuple):
-    """The operator's positional arguments, and the order of its gradients."""
-
-    input: Any
-    cos: Any
-    sin: Any
-    position_ids: Any
-    freqs: Any
-    offset: Any
+def _rope_fake(*tensors: Tensor | None, scale: float, base: float, dims: int | None, **others: Any) -> Tensor:
+    given = _Inputs(*tensors)
+    _, dtype = _check(given, scale, base, dims)
+    return cast(Tensor, given.input.new_empty(given.input.shape, dtype=dtype))
 
 
 def _needs(ctx: Any) -> _Inputs:
-    """Return which gradients are wanted; the dispatcher leaves trailing arguments out that are None."""
-    return _Inputs(*[*ctx.needs_input_grad, *[False] * 6][:6])
+    """Return which gradients are wanted; None where the dispatcher left a trailing argument out."""
+    return _Inputs(*ctx.needs_input_grad[:6])
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor) -> None:
@@ -196,10 +179,9 @@ def _backward(ctx: Any, grad: Tensor) -> _Inputs:
     applied to the gradient with x1 and x2 as tables. Of an angle, g2 y1 - g1 y2: the second half with y1 and y2.
     """
     x, cos, sin, position_ids, freqs, offset, y = ctx.saved_tensors
-    needs = _needs(ctx)
-    attributes = ctx.attributes
+    needs, attributes = _needs(ctx), ctx.attributes
     turned = {**attributes, "transpose": not attributes["transpose"]}
-    d = _Inputs(*[None] * 6)
+    d = _Inputs(None)
     if needs.input:
         d_input = torch.ops.clrope.rope(grad, cos, sin, position_ids, freqs, offset, **turned)
         d = d._replace(input=d_input.to(ctx.input_dtype))
@@ -250,19 +232,10 @@ def _check_attributes(scale: float, base: float, dims: int | None) -> None:
         raise ConfigError(f"dims: got {dims}, it must be even and at least 2 (or None for all)")
 
 
-def _check(
-    input: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    position_ids: Tensor | None,
-    freqs: Tensor | None,
-    offset: Tensor | None,
-    scale: float,
-    base: float,
-    dims: int | None,
-) -> tuple[int, torch.dtype]:
+def _check(given: _Inputs, scale: float, base: float, dims: int | None) -> tuple[int, torch.dtype]:
     """Check what can be checked without data; return the number of rotated elements and the result's dtype."""
     _check_attributes(scale, base, dims)
+    input, cos, sin, position_ids, freqs, offset = given
     if input.dim() < 3:
         raise ShapeError(f"input: got shape {list(input.shape)}, [batch, ..., seq_len, embed] of rank 3 or more needed")
     embed = input.shape[-1]
@@ -280,9 +253,7 @@ def _check(
         if name != "freqs":
             dtype = torch.promote_types(dtype, tensor.dtype)
     for name, tensor in (("position_ids", position_ids), ("offset", offset)):
-        if tensor is not None and (
-            tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool
-        ):
+        if tensor is not None and tensor.dtype not in _INTEGERS:
             raise ShapeError(f"{name}: got {tensor.dtype}, integers are needed")
     if freqs is not None and (freqs.dim() != 1 or freqs.shape[0] != n // 2):
         raise ShapeError(f"freqs: got shape {list(freqs.shape)}, one per pair is needed: [{n // 2}]")
@@ -321,12 +292,9 @@ def _positions(x: Tensor, position_ids: Tensor | None, offset: Tensor | None, st
             f"position_ids: got shape {list(position_ids.shape)}, allowed are [{seq}], [{batch}, {seq}], or rank "
             f"{x.dim() - 1} and broadcastable to {list(x.shape[:-1])}"
         )
-    if offset is None:
-        first = torch.tensor(start, dtype=torch.int64)
-    else:
-        if list(offset.shape) not in ([], [1], [batch], [batch, 1]):
-            raise ShapeError(f"offset: got shape {list(offset.shape)}, allowed are [], [1], [{batch}], [{batch}, 1]")
-        first = offset
+    first = torch.tensor(start, dtype=torch.int64) if offset is None else offset
+    if list(first.shape) not in ([], [1], [batch], [batch, 1]):
+        raise ShapeError(f"offset: got shape {list(first.shape)}, allowed are [], [1], [{batch}], [{batch}, 1]")
     wide = _int64("offset", first, max(0, seq - 1))
     where = wide.reshape(-1, 1) + torch.arange(seq, dtype=torch.int64)
     return _over_lead(where, x.dim()).expand(*x.shape[:-1])
@@ -352,10 +320,8 @@ def _config(n: int, scale: float, base: float, interleaved: bool, freqs: tuple[f
     """Return the configuration whose phases are `position * scale * freqs`, exact in every sign and zero."""
     mode: Mode = "normal" if interleaved else "neox"
     sign = math.copysign(1.0, scale)
-    factors: tuple[float, ...] | None
-    if freqs is None:
-        factors = (sign,) * (n // 2) if sign < 0 else None
-    else:
+    factors: tuple[float, ...] | None = (sign,) * (n // 2) if sign < 0 else None
+    if freqs is not None:
         for i, f in enumerate(freqs):
             if not math.isfinite(f):
                 raise ConfigError(f"freqs[{i}]: got {f}, it must be finite")

@@ -1,4 +1,4 @@
-"""Kernels that move bytes and do nothing else: the limit for a rotation of the same bytes."""
+"""Kernels that only move bytes: the limit for a rotation of the same bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..device import DeviceInfo
 
-#: VECTORS of 32 bytes a work-item; SCALE: in place, by a factor that the compiler does not know.
+#: VECTORS: vectors of 32 bytes per work-item. SCALE: scale in place, by a factor that the compiler does not know.
 SOURCE = """
 #ifdef NONTEMPORAL
 #define STORE(v, p) __builtin_nontemporal_store(v, p)
@@ -34,7 +34,7 @@ __kernel void ceiling(__global const float8 *x, __global float8 *y, const float 
   }
 }
 """
-#: Bytes of a work-item on a CPU, and elsewhere.
+#: Bytes per work-item by kind of device; elsewhere one vector.
 ITEM_BYTES = {"cpu": 16384}
 VECTOR_BYTES = 32
 
@@ -42,9 +42,9 @@ VECTOR_BYTES = 32
 def ceiling_launches(
     context: pyopencl.Context, device: DeviceInfo, places: Sequence[tuple[Any, Any]], nbytes: int
 ) -> list[list[Launch]]:
-    """Return for each variant that builds the bound launches that copy x to y, or scale where those are one buffer.
+    """Return bound launches for each variant that builds: copies from x to y, or scalings where x is y.
 
-    places: (x, y), all of one kind.
+    places: pairs (x, y) of buffers, all in place or none.
     """
     item = ITEM_BYTES.get(device.kind, VECTOR_BYTES)
     while nbytes % item:

@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-#: Rounds after which those that take this many times as long as the best are not timed again: the fewer are left, the
-#: more rounds there is time for, and the closer two are, the more they need.
+#: By number of rounds: runners slower than the best by this factor are dropped. Fewer runners leave time for more
+#: rounds, which close runners need.
 CUTS = {4: 2.5, 8: 1.5, 12: 1.2, 24: 1.1, 48: 1.05}
 MOST_ROUNDS = 120
 
@@ -18,12 +18,12 @@ Runner = TypeVar("Runner", bound=Hashable)
 
 
 class Race(Generic[Runner]):
-    """Times of some runners, taken in rounds, each round in an order of its own.
+    """Times of some runners, taken in rounds, each round in a random order.
 
-    runners: those that compete. reference: one that is timed with them in every round, and does not compete.
+    runners: the competing runners. reference: a runner that is timed in every round and does not compete.
 
-    A round is short, so that a change of the machine's speed (memory, clock, what else runs on it) hits all of a round
-    alike. Best times, or medians of times, would favour whoever met the fast spells.
+    A round is short, so that a change of the machine's speed affects all runners of the round alike. Best times or
+    medians of times would favour the runners timed in fast periods.
     """
 
     def __init__(self, runners: Sequence[Runner], rng: np.random.Generator, reference: Runner | None = None) -> None:
@@ -33,7 +33,7 @@ class Race(Generic[Runner]):
         self.rounds: list[dict[Runner, float]] = []
 
     def round(self, seconds_of: Callable[[Runner], float]) -> None:
-        """Time everyone once, in random order: what one leaves in the caches is not always the same one's gain."""
+        """Time every runner once, in random order, so that no runner always profits from the same one's cache lines."""
         entrants = [*self.alive, *([] if self._reference is None else [self._reference])]
         times = {entrants[n]: seconds_of(entrants[n]) for n in self._rng.permutation(len(entrants))}
         self.rounds.append(times)
@@ -43,9 +43,9 @@ class Race(Generic[Runner]):
             self.alive = [r for r in self.alive if seconds[r] <= limit]
 
     def seconds(self) -> dict[Runner, float]:
-        """Return each one's time: its median share of its rounds' paces, in seconds at the middle round's pace.
+        """Return the time of each runner in seconds: its median share of a round's pace, times the median pace.
 
-        The pace of a round is the median of those that are in all rounds.
+        The pace of a round is the median time of the runners that are in all rounds.
         """
         steady = self.alive or ([] if self._reference is None else [self._reference])
         if not self.rounds or not steady:

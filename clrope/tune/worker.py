@@ -1,27 +1,29 @@
-"""The child's side of tuning: build, run, check and time variants on one device, saying first what is tried.
+"""The child's side of tuning: build, run, check and time variants on one device.
 
-Run by `device.child.run` in a process of its own, because some variants end the process, or never end. Entries in the
-result file: `begin` (a variant's number, or 'ceiling') before anything that may go wrong, then what happened.
+Run by `device.child.run` in a process of its own, because some variants end the process or never end. An entry `begin`
+(a variant's number, or 'ceiling') precedes every step that may fail; an entry with the outcome follows.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-import os
 import signal
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import pyopencl as cl
 
 from ..angles import angle_table
 from ..config import RopeConfig
-from ..device import child, devices, probe
+from ..device import child, devices
+from ..device.probe import error_line
 from ..emulation import emulate_cos_sin, emulate_rotation
 from ..errors import BuildError, DeviceError
 from ..kernels.build import build
@@ -31,64 +33,87 @@ from ..kernels.variant import STRIDED, Variant
 from ..layout import DTYPES, TensorView
 from ..reference import pair_indices
 from ..runtime import queue_for
-from ..testing import POISON, close_limit, count_differing
+from ..testing import POISON, close_limit, count_differing, nmse
 from .ceiling import ceiling_launches
 from .race import MOST_ROUNDS, Race
 
 if TYPE_CHECKING:
-    import pyopencl
-
     from ..device import DeviceInfo
 
-#: Bytes of a tensor that a variant rotates in a row, on the same buffers; in at most 20 runs.
+#: Bytes that a variant rotates in consecutive runs on the same buffers, in at most 20 runs.
 TURN_BYTES = 16 << 20
-#: Share of the time after which no further variant is checked, so that those that are right get timed.
+#: Share of the time after which no further variant is checked, so that time is left to measure the correct variants.
 CHECKING = 0.7
 HEADS, HEAD_DIM = 32, 128
+_MARGIN = 64  # elements before and after an output that is checked
 _SAMPLE = 3  # tokens checked at the start, in the middle and at the end of what is timed
 
 Bytes = npt.NDArray[np.uint8]
 
 
 def main(job_path: str, result_path: str) -> None:
-    """Do one job and leave by `os._exit`: a driver's tear-down may crash after the answer is known."""
+    """Do one job in this process, which a variant may end."""
+    child.serve(job_path, result_path, _work)
+
+
+def _work(job: dict[str, Any], write: child.Write) -> dict[str, Any]:
     started = time.monotonic()
-    with open(job_path, encoding="utf-8") as file:
-        job: dict[str, Any] = json.load(file)
-    with open(result_path, "w", encoding="utf-8") as out:
-
-        def write(**entry: Any) -> None:
-            out.write(json.dumps(entry) + "\n")
-            out.flush()
-
-        probe._no_core_file()
-        write(stage=child.IMPORTING)
-        import pyopencl  # noqa: F401
-
-        write(stage="looking for the device")
-        worker = Worker(job, write, started)
-        worker.check_all()
-        for number, case in enumerate(job["cases"]):
-            worker.time_case(number, case, len(job["cases"]) - number)
-        write(answer={})
-    os._exit(0)
+    write(stage="looking for the device")
+    worker = Worker(job, write, started)
+    worker.check_all()
+    for number, case in enumerate(job["cases"]):
+        worker.time_case(number, case, len(job["cases"]) - number)
+    return {}
 
 
-@dataclass
+class _Failed(Exception):
+    """A variant fails: outcome and reason as in `VariantResult`, and the log of the compiler or the driver."""
+
+    def __init__(self, outcome: str, reason: str, log: str = "") -> None:
+        super().__init__(outcome, reason, log[-4000:])
+
+
+@contextmanager
+def _driver_errors() -> Iterator[None]:
+    """Turn an error of the compiler or the driver into `_Failed`."""
+    try:
+        yield
+    except BuildError as error:
+        raise _Failed("build_error", error_line(error.log), error.log) from error
+    except cl.Error as error:
+        raise _Failed("not_run", f"the driver refused: {error_line(str(error))}", str(error)) from error
+
+
 class _Setup:
     """One tensor to check variants on: a flat input, the views of input and output, the right bytes."""
 
-    x: Any
-    x_view: TensorView
-    y_view: TensorView
-    pairs: PairLayout
-    config: RopeConfig
-    positions: Any
-    cosine: Any
-    sine: Any
-    y_elements: int
-    want: Bytes
-    x_flat: npt.NDArray[Any]
+    def __init__(
+        self, worker: Worker, shape: tuple[int, int, int, int], config: RopeConfig, x_offset: int, head_gap: int
+    ) -> None:
+        _, tokens, heads, head_dim = shape
+        step = head_dim + head_gap
+        self.config, self.bits = config, worker.bits
+        self.pairs = PairLayout.of_config(config, head_dim)
+        self.x_view = TensorView(shape, (tokens * heads * step, heads * step, step, 1), x_offset, worker.dtype_name)
+        self.y_view = TensorView.dense(shape, worker.dtype_name).moved(_MARGIN)
+        self.y_bytes = (self.y_view.span[1] + _MARGIN) * worker.dtype.itemsize
+        self.x_flat = worker.numbers(self.x_view.span[1] + 16)
+        strides = [stride * worker.dtype.itemsize for stride in self.x_view.strides]
+        # By bits: NumPy's array interface has no name for float8_e5m2.
+        elements = self.x_flat.view(worker.bits)[x_offset:]
+        self.x = np.lib.stride_tricks.as_strided(elements, shape, strides, writeable=False).view(worker.dtype)
+        self.positions = worker.rng.integers(0, 1 << 20, tokens)
+        self.cosine, self.sine = emulate_cos_sin(self.positions, config, real=worker.real)
+        self.want = self._output(emulate_rotation(self.x, self.cosine[None], self.sine[None], pair_indices(config)))
+
+    def start(self, in_place: bool) -> Bytes:
+        """Return the bytes of the output before the run: poison, in place with the input inside."""
+        return self._output(self.x if in_place else self.x[:0])
+
+    def _output(self, inside: npt.NDArray[Any]) -> Bytes:
+        out = np.full(self.y_bytes, POISON, np.uint8)
+        out.view(self.bits)[_MARGIN : _MARGIN + inside.size] = np.ascontiguousarray(inside).view(self.bits).ravel()
+        return out
 
     def problem(self, in_place: bool) -> Problem:
         """Return the problem, also of rotating the output in place."""
@@ -112,10 +137,12 @@ class Worker:
         self.usable: list[int] = list(job["usable"])
         self.checked_against: str = job["checked_against"]
         self.sources = {int(number): str(text) for number, text in job["sources"].items()}
-        self._programs: dict[LaunchSpec, pyopencl.Program] = {}
+        #: The computing type.
+        self.real: Literal["f32", "f64"] = "f64" if self.dtype_name == "f64" else "f32"
+        self._programs: dict[LaunchSpec, cl.Program] = {}
         self._alive: list[dict[str, Any]] = []  # a kernel does not keep the buffers alive that are its arguments
 
-    # -- right or not -------------------------------------------------------------------------------------------------
+    # -- correctness --------------------------------------------------------------------------------------------------
 
     def check_all(self) -> None:
         """Check every variant that is to be checked, as long as there is time for it."""
@@ -128,10 +155,14 @@ class Worker:
             if self._seconds() > CHECKING * self.job["seconds"]:
                 return
             self._begin(number, "checking")
-            failure, log = self._checked(number, setups)
-            self.write(end=number, outcome=failure[0], reason=failure[1], log=log)
-            if not failure[0]:
+            outcome = reason = log = ""
+            try:
+                with _driver_errors():
+                    self._check(number, setups)
                 self.usable.append(number)
+            except _Failed as failed:
+                outcome, reason, log = failed.args
+            self.write(end=number, outcome=outcome, reason=reason, log=log)
 
     def _settle(self, setups: list[_Setup]) -> None:
         """Find what to check against: the emulation, or the strided kernel where a device rounds in its own way."""
@@ -141,8 +172,8 @@ class Worker:
         self._begin(numbers[0], "checking")
         for setup in setups:
             try:
-                got = self._run(numbers[0], setup, in_place=False)
-            except (BuildError, _cl_error()):
+                (got,) = self._run(numbers[0], setup, in_place=False)
+            except (BuildError, cl.Error):
                 return  # its own check says why
             if not self._wrong(got, setup.want) or not self._close(got, setup):
                 continue
@@ -151,38 +182,13 @@ class Worker:
             self.write(checked_against="strided")
 
     def _setups(self) -> list[_Setup]:
-        whole = self._setup((2, 19, 3, HEAD_DIM), HEAD_DIM, 0, x_offset=64, head_gap=0)
+        whole = _Setup(self, (2, 19, 3, HEAD_DIM), RopeConfig(self.pairing, HEAD_DIM), x_offset=64, head_gap=0)
         # A window in the head, a rest that is copied, and an input that no vector is aligned in.
-        part = self._setup((1, 21, 5, 80), 40, 16, x_offset=5, head_gap=3)
-        return [whole, part]
+        window = RopeConfig(self.pairing, 40, n_offs=16)
+        return [whole, _Setup(self, (1, 21, 5, 80), window, x_offset=5, head_gap=3)]
 
-    def _setup(self, shape: tuple[int, int, int, int], n_dims: int, n_offs: int, x_offset: int, head_gap: int) -> Any:
-        _, tokens, heads, head_dim = shape
-        config = RopeConfig(self.pairing, n_dims, n_offs=n_offs)
-        step = head_dim + head_gap
-        x_view = TensorView(shape, (tokens * heads * step, heads * step, step, 1), x_offset, self.dtype_name)
-        y_view = TensorView.dense(shape, self.dtype_name).moved(64)
-        flat = self._numbers(x_view.span[1] + 16)
-        # By bits: NumPy's array interface has no name for float8_e5m2.
-        x = np.lib.stride_tricks.as_strided(
-            flat.view(self.bits)[x_offset:], shape, [s * self.dtype.itemsize for s in x_view.strides], writeable=False
-        ).view(self.dtype)
-        positions = self.rng.integers(0, 1 << 20, tokens)
-        cosine, sine = emulate_cos_sin(positions, config, real=self.real)
-        y_elements = y_view.span[1] + 64
-        want = np.full(y_elements * self.dtype.itemsize, POISON, np.uint8)
-        rotated = emulate_rotation(x, cosine[None], sine[None], pair_indices(config))
-        want.view(self.bits)[64 : 64 + rotated.size] = np.ascontiguousarray(rotated).view(self.bits).ravel()
-        pairs = PairLayout.of_config(config, head_dim)
-        return _Setup(x, x_view, y_view, pairs, config, positions, cosine, sine, y_elements, want, flat)
-
-    @property
-    def real(self) -> Any:
-        """The computing type."""
-        return "f64" if self.dtype_name == "f64" else "f32"
-
-    def _numbers(self, count: int) -> npt.NDArray[Any]:
-        """Return numbers around 1, and for small types some of any bits: what converts them is what differs."""
+    def numbers(self, count: int) -> npt.NDArray[Any]:
+        """Return numbers around 1, and for small types some of any bits, because variants differ in conversions."""
         values = self.rng.standard_normal(count).astype(np.float32).astype(self.dtype)
         if self.dtype.itemsize <= 2:
             odd = np.flatnonzero(self.rng.random(count) < 0.05)
@@ -193,79 +199,45 @@ class Worker:
             values.view(self.bits)[odd] = some
         return values
 
-    def _checked(self, number: int, setups: list[_Setup]) -> tuple[tuple[str, str], str]:
-        """Return ((outcome, reason), log); the outcome is '' if every byte is right."""
-        ran = False
-        try:
-            for setup in setups[:1] if self.variants[number].parameters.get("prepared") else setups:
-                for in_place in (False, True):
-                    if self.variants[number].unsupported(setup.problem(in_place)):
-                        continue
-                    ran, want = True, setup.want
-                    got = self._run(number, setup, in_place)
-                    before = self._start(setup, in_place)
-                    if np.array_equal(got, before):
-                        return ("not_run", "it silently did not run: its output was left as it was"), ""
-                    wrong = self._wrong(got, want)
-                    if wrong:
-                        place = "in place" if in_place else "out of place"
-                        return ("wrong", f"{wrong} of {setup.y_view.size} values are wrong, {place}"), ""
-                    if self.variants[number].implementation.takes_second and not in_place:
-                        wrong = sum(self._wrong(got, want) for got in self._run_two(number, setup))
-                        if wrong:
-                            return ("wrong", f"{wrong} values are wrong where a launch rotates two tensors"), ""
-        except BuildError as error:
-            return ("build_error", _error_line(error.log)), error.log[-4000:]
-        except _cl_error() as error:
-            return ("not_run", f"the driver refused: {_error_line(str(error))}"), str(error)[-4000:]
-        return ("", "") if ran else ("not_run", "it supports nothing that it could be checked on"), ""
+    def _check(self, number: int, setups: list[_Setup]) -> None:
+        """Raise `_Failed` unless every byte is right."""
+        variant, ran = self.variants[number], False
+        for setup in setups[:1] if variant.parameters.get("prepared") else setups:
+            for in_place in (False, True):
+                if variant.unsupported(setup.problem(in_place)):
+                    continue
+                ran = True
+                (got,) = self._run(number, setup, in_place)
+                if np.array_equal(got, setup.start(in_place)):
+                    raise _Failed("not_run", "it silently did not run: its output was left as it was")
+                if wrong := self._wrong(got, setup.want):
+                    place = "in place" if in_place else "out of place"
+                    raise _Failed("wrong", f"{wrong} of {setup.y_view.size} values are wrong, {place}")
+                if variant.implementation.takes_second and not in_place:
+                    both = self._run(number, setup, in_place, outputs=2)
+                    if wrong := sum(self._wrong(got, setup.want) for got in both):
+                        raise _Failed("wrong", f"{wrong} values are wrong where a launch rotates two tensors")
+        if not ran:
+            raise _Failed("not_run", "it supports nothing that it could be checked on")
 
-    def _start(self, setup: _Setup, in_place: bool) -> Bytes:
-        """Return the bytes of the output before the run: poison, in place with the input inside."""
-        out = np.full(setup.y_elements * self.dtype.itemsize, POISON, np.uint8)
-        if in_place:
-            bits = np.ascontiguousarray(setup.x).view(self.bits).ravel()
-            out.view(self.bits)[64 : 64 + bits.size] = bits
-        return out
-
-    def _run(self, number: int, setup: _Setup, in_place: bool) -> Bytes:
-        import pyopencl as cl
-
-        got = self._start(setup, in_place)
-        y = self._buffer(got)
-        x = y if in_place else self._buffer(setup.x_flat.view(self.bits))
+    def _run(self, number: int, setup: _Setup, in_place: bool, outputs: int = 1) -> list[Bytes]:
+        """Return the outputs of one launch; 2: it rotates the tensor twice, as if it were two."""
+        got = [setup.start(in_place) for _ in range(outputs)]
+        buffers = [self._buffer(output) for output in got]
+        x = buffers[0] if in_place else self._buffer(setup.x_flat.view(self.bits))
+        x_offset = np.int64((setup.y_view if in_place else setup.x_view).offset)
+        bound = self._tables(number, setup)
+        for y, mark in zip(buffers, ("", "2"), strict=False):
+            bound |= {f"x{mark}": x, f"x{mark}_offset": x_offset}
+            bound |= {f"y{mark}": y, f"y{mark}_offset": np.int64(setup.y_view.offset)}
         problem = setup.problem(in_place)
-        bound = {**self._tables(number, setup), **self._tensors(setup, x, y, in_place)}
-        launch = self._launch(number, problem, bound)
-        launch.enqueue(self.queue)
-        cl.enqueue_copy(self.queue, got, y)
+        self._launch(number, problem, bound, problem if outputs == 2 else None).enqueue(self.queue)
+        for output, y in zip(got, buffers, strict=True):
+            cl.enqueue_copy(self.queue, output, y)
         self.queue.finish()
         return got
 
-    def _run_two(self, number: int, setup: _Setup) -> list[Bytes]:
-        """Return the outputs of one launch that rotates the tensor twice, as if it were two."""
-        import pyopencl as cl
-
-        x = self._buffer(setup.x_flat.view(self.bits))
-        outputs = [self._start(setup, in_place=False) for _ in range(2)]
-        y, y2 = (self._buffer(output) for output in outputs)
-        bound = {**self._tables(number, setup), **self._tensors(setup, x, y, False)}
-        bound |= {f"{name[0]}2{name[1:]}": value for name, value in self._tensors(setup, x, y2, False).items()}
-        problem = setup.problem(in_place=False)
-        self._launch(number, problem, bound, problem).enqueue(self.queue)
-        for output, buffer in zip(outputs, (y, y2), strict=True):
-            cl.enqueue_copy(self.queue, output, buffer)
-        self.queue.finish()
-        return outputs
-
-    @staticmethod
-    def _tensors(setup: _Setup, x: Any, y: Any, in_place: bool) -> dict[str, Any]:
-        x_view = setup.y_view if in_place else setup.x_view
-        return {"x": x, "x_offset": np.int64(x_view.offset), "y": y, "y_offset": np.int64(setup.y_view.offset)}
-
-    def _buffer(self, contents: npt.NDArray[Any]) -> pyopencl.Buffer:
-        import pyopencl as cl
-
+    def _buffer(self, contents: npt.NDArray[Any]) -> cl.Buffer:
         return cl.Buffer(self.context, cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR, hostbuf=contents)
 
     def _tables(self, number: int, data: _Setup | _Workload) -> dict[str, Any]:
@@ -296,11 +268,9 @@ class Worker:
     def _close(self, got: Bytes, setup: _Setup) -> bool:
         a, b = (part.view(self.dtype).astype(np.float64) for part in (got, setup.want))
         finite = np.isfinite(a) & np.isfinite(b)
-        with np.errstate(all="ignore"):
-            error = np.square(a[finite] - b[finite]).sum() / np.square(b[finite]).sum()
-        return bool(error <= close_limit(self.dtype_name))
+        return nmse(a[finite], b[finite]) <= close_limit(self.dtype_name)
 
-    # -- how fast -----------------------------------------------------------------------------------------------------
+    # -- timing -------------------------------------------------------------------------------------------------------
 
     def time_case(self, number: int, case: dict[str, Any], cases_left: int) -> None:
         """Time all usable variants for one tuning key in rounds, with the ceilings, and write what each takes."""
@@ -315,17 +285,17 @@ class Worker:
         without = [i for i in usable if self.variants[i].angles == "fused"]
         for i in without if case["no_table"] and without else usable:
             self._begin(i, f"running on {workload.nbytes} bytes")
-            tables = self._tables(i, workload)
-            zero = {"x_offset": np.int64(0), "y_offset": np.int64(0)}
-            launches = [self._launch(i, workload.problem, {**tables, **zero, "x": x, "y": y}) for x, y in workload.sets]
-            failure = workload.failure(launches[0])
-            if failure:
-                failed[i] = failure
-            else:
+            bound = {**self._tables(i, workload), "x_offset": np.int64(0), "y_offset": np.int64(0)}
+            try:
+                with _driver_errors():
+                    launches = [self._launch(i, workload.problem, {**bound, "x": x, "y": y}) for x, y in workload.sets]
+                    workload.check(launches[0])
                 runs[i] = [launch.enqueue for launch in launches]
+            except _Failed as error:
+                failed[i] = error.args[:2]
         ceilings = self._ceilings(workload) if self.job["ceiling"] else []
-        # Several, of 4 MiB too, so that the best found the caches as its like leaves them: non-temporal stores are slow
-        # where another variant has just left the same lines there.
+        # Several runs, so that the best finds the caches as the same variant leaves them: non-temporal stores are slow
+        # on cache lines that another variant has just written.
         repeat = 1 if case["sets"] > 1 else max(1, min(20, TURN_BYTES // workload.nbytes))
         race: Race[int | str] = Race(list(runs), self.rng, "ceiling" if ceilings else None)
 
@@ -344,7 +314,7 @@ class Worker:
         self.write(case=number, nbytes=workload.nbytes, seconds=seconds, ceiling=ceiling, failed=failed)
 
     def _time(self, enqueues: list[Any], repeat: int, workload: _Workload) -> float:
-        """Return the best time of so many runs, each on the set whose last use is longest ago."""
+        """Return the best time of `repeat` runs, each on the least recently used set."""
         best = float("inf")
         for _ in range(repeat):
             enqueue = enqueues[next(workload.turns)]
@@ -355,9 +325,7 @@ class Worker:
         return best
 
     def _ceilings(self, workload: _Workload) -> list[list[Any]]:
-        """Return what moves the same bytes with no work, a call a set: copies, or in place scalings."""
-        import pyopencl as cl
-
+        """Return calls that move the same bytes without other work, one per set: copies, or scalings in place."""
         self._begin("ceiling", "building")
         places = workload.sets
         launches = ceiling_launches(self.context, self.device, places, workload.nbytes)
@@ -369,7 +337,7 @@ class Worker:
         self.queue.finish()
         return out
 
-    # -- telling ------------------------------------------------------------------------------------------------------
+    # -- reporting ----------------------------------------------------------------------------------------------------
 
     def _seconds(self) -> float:
         return time.monotonic() - self.started
@@ -381,21 +349,19 @@ class Worker:
         self._alarm(self.job["limit"])
 
     def _alarm(self, seconds: float) -> None:
-        # Left at its default, the signal ends the process, also inside a driver that never returns.
+        # The signal's default action ends the process, also inside a driver that never returns.
         if hasattr(signal, "setitimer"):
             signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 class _Workload:
-    """Buffers of a size class, filled, and the means to see whether a run did its work.
+    """Filled buffers of a size class, and a check of what a run writes.
 
-    sets: (input, output), used in turn; with enough of them none is in a cache when it comes again.
-    turns: the numbers of the sets, over and over.
+    sets: (input, output), used in rotation; with enough sets none is in a cache at its next use.
+    turns: the numbers of the sets, repeated without end.
     """
 
     def __init__(self, worker: Worker, in_place: bool, nbytes: int, sets: int) -> None:
-        import pyopencl as cl
-
         self.worker = worker
         row = HEADS * HEAD_DIM * worker.dtype.itemsize
         self.tokens = max(1, nbytes // row)
@@ -416,8 +382,6 @@ class _Workload:
         self._fill([buffer for x, y in self.sets for buffer in ((x,) if in_place else (x, y))])
 
     def _fill(self, buffers: list[Any]) -> None:
-        import pyopencl as cl
-
         queue, dtype = self.worker.queue, self.worker.dtype
         block = self.worker.rng.standard_normal(min(self.nbytes, 1 << 20) // dtype.itemsize).astype(dtype)
         first, *others = buffers
@@ -428,42 +392,37 @@ class _Workload:
             cl.enqueue_copy(queue, other, first, byte_count=self.nbytes)
         queue.finish()
 
-    def failure(self, launch: Any) -> tuple[str, str] | None:
-        """Run once and return what is wrong with some tokens of the result: (outcome, reason)."""
-        import pyopencl as cl
-
+    def check(self, launch: Any) -> None:
+        """Run once; raise `_Failed` unless some tokens of the result are right."""
         worker, queue = self.worker, self.worker.queue
         row = self.nbytes // self.tokens
         # All of a few tokens, or some that do not overlap.
         few = self.tokens < 4 * _SAMPLE
         count = self.tokens if few else _SAMPLE
-        starts = [0] if few else [0, self.tokens // 2, self.tokens - count]
-        inputs = []
-        for start in starts:
-            x = worker.rng.standard_normal((1, count, HEADS, HEAD_DIM)).astype(worker.dtype)
-            inputs.append(x)
+        inputs: dict[int, npt.NDArray[Any]] = {}
+        for start in [0] if few else [0, self.tokens // 2, self.tokens - count]:
+            inputs[start] = x = worker.rng.standard_normal((1, count, HEADS, HEAD_DIM)).astype(worker.dtype)
             if self.y is not self.x:
                 poison = np.full(count * row, POISON, np.uint8)
                 cl.enqueue_copy(queue, self.y, poison, dst_offset=start * row)
             cl.enqueue_copy(queue, self.x, x.view(worker.bits), dst_offset=start * row)
         queue.finish()
-        try:
-            launch.enqueue(queue)
-            queue.finish()
-        except cl.Error as error:
-            return "not_run", f"the driver refused: {_error_line(str(error))}"
-        for start, x in zip(starts, inputs, strict=True):
+        launch.enqueue(queue)
+        queue.finish()
+        for start, x in inputs.items():
             got = np.empty(count * row, np.uint8)
             cl.enqueue_copy(queue, got, self.y, src_offset=start * row)
             rows = slice(start, start + count)
             want = emulate_rotation(x, self.cosine[None, rows], self.sine[None, rows], pair_indices(self.config))
-            before = x if self.y is self.x else np.full(count * row, POISON, np.uint8)
-            if np.array_equal(got, np.ascontiguousarray(before).view(np.uint8).ravel()) and self.tokens > 1:
-                return "not_run", f"it silently did not run on {self.nbytes} bytes"
-            bits = np.ascontiguousarray(want).view(np.uint8).ravel()
-            if worker.checked_against != "strided" and (wrong := worker._wrong(got, bits)):
-                return "wrong", f"{wrong} of {x.size} values are wrong, in a tensor of {self.nbytes} bytes"
-        return None
+            before = _bytes(x) if self.y is self.x else np.full(count * row, POISON, np.uint8)
+            if np.array_equal(got, before) and self.tokens > 1:
+                raise _Failed("not_run", f"it silently did not run on {self.nbytes} bytes")
+            if worker.checked_against != "strided" and (wrong := worker._wrong(got, _bytes(want))):
+                raise _Failed("wrong", f"{wrong} of {x.size} values are wrong, in a tensor of {self.nbytes} bytes")
+
+
+def _bytes(array: npt.NDArray[Any]) -> Bytes:
+    return np.ascontiguousarray(array).view(np.uint8).ravel()
 
 
 def _problem(x: TensorView, y: TensorView, pairs: PairLayout, in_place: bool) -> Problem:
@@ -479,13 +438,3 @@ def _find(key: str, ordinal: int) -> DeviceInfo:
     if len(same) <= ordinal or same[ordinal]._cl is None:
         raise DeviceError(f"device {key!r} is not there in a fresh process")
     return same[ordinal]
-
-
-def _cl_error() -> type[pyopencl.Error]:
-    import pyopencl
-
-    return pyopencl.Error
-
-
-def _error_line(text: str) -> str:
-    return probe._error_line(text)

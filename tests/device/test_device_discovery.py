@@ -99,7 +99,7 @@ show(jobs=jobs, index=info.index, same=info.cl_device == queue.device, queue=R.q
     assert got["index"] == "0:0"
 
 
-def test_a_forked_child_is_told(script: Script, warm: Path) -> None:
+def test_a_forked_child_gets_an_error(script: Script, warm: Path) -> None:
     if not hasattr(os, "fork"):
         pytest.skip("no fork on this system")
     text = """

@@ -1,4 +1,4 @@
-"""How children end, and how the probe checks what a kernel left behind."""
+"""How children end, and how the probe checks the output of a kernel."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_check_of_what_a_kernel_wrote() -> None:
         check(half_done)
     beyond = right.copy()
     beyond[16] = 1
-    with pytest.raises(probe.ProbeError, match="behind its output"):
+    with pytest.raises(probe.ProbeError, match="past the end of its output"):
         check(beyond)
 
 
@@ -84,13 +84,13 @@ def test_a_hang_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
-def test_an_exception_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     result = ending(monkeypatch, "raise ValueError('what it said')")
     assert result.outcome == "error"
     assert "what it said" in result.reason
 
 
-def test_a_child_that_never_came_to_opencl_blames_no_driver(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_never_loads_opencl_blames_no_driver(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ending(monkeypatch, "sys.exit(3)", child.IMPORTING).outcome == "unavailable"
     found = health.examine("k", ["p", "d", "v"], 0, {}, None, "")
     assert found.status == "unknown"

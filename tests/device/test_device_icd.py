@@ -103,7 +103,7 @@ except Exception as error:
     assert "OCL_ICD_VENDORS" in got["error"]
 
 
-def test_a_driver_that_does_not_load_is_told(script: Script, cc: str, tmp_path: Path, warm: Path) -> None:
+def test_a_driver_that_does_not_load_is_reported(script: Script, cc: str, tmp_path: Path, warm: Path) -> None:
     other = library(cc, tmp_path / "lib", "other", "int other(void) { return 0; }\n")
     lost = library(cc, tmp_path / "lib", "lost", NEEDS_ANOTHER, f"-L{tmp_path / 'lib'}", "-lother")
     os.unlink(other)
