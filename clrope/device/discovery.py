@@ -238,11 +238,10 @@ def _describe_unlisted(device: pyopencl.Device) -> DeviceInfo:
     """Describe a sub-device, or a device of a process in which nothing was discovered."""
     import pyopencl as cl
 
-    p = d = -1
-    for i, platform in enumerate(list_platforms(cl)):
-        if platform == device.platform:
-            listed = _devices_of(cl, platform)
-            p, d = i, listed.index(device) if device in listed else -1
+    platforms = list_platforms(cl)
+    p = platforms.index(device.platform) if device.platform in platforms else -1
+    listed = _devices_of(cl, device.platform)
+    d = listed.index(device) if device in listed else -1
     health = remembered(_health_key(device, "")) if d >= 0 else None
     unknown = Health("unknown", "", "not probed; it was given by the caller")
     return describe(device, p, d, health=health or unknown, loader=loader_path())
