@@ -80,26 +80,33 @@ def position_rows(positions: Any, config: RopeConfig, *, batch: int | None, seq:
 
 
 def packed_positions(cu_seqlens: Any, total: int, offsets: Any = None) -> I64:
-    """Return int64[T] positions of sequences packed one behind the other.
+    """Return int64[T] positions of sequences packed one after the other.
 
     cu_seqlens: [n + 1] integers, ascending from 0 to T, as FlashAttention and vLLM use them: sequence j holds tokens
     cu_seqlens[j] ... cu_seqlens[j+1] - 1 and counts from offsets[j] (0 without offsets).
     """
-    bounds = _wide(_integers(cu_seqlens, "cu_seqlens"))
+    bounds = _wide(_integers(cu_seqlens, "cu_seqlens"), "cu_seqlens")
     if bounds.ndim != 1 or bounds.shape[0] < 2:
         raise ShapeError(f"cu_seqlens: got shape {list(bounds.shape)}, a vector of at least 2 bounds is needed")
-    lengths = np.diff(bounds)
-    if bounds[0] != 0 or bounds[-1] != total or (lengths < 0).any():
+    descends = bool((bounds[1:] < bounds[:-1]).any())  # a difference could wrap
+    if bounds[0] != 0 or bounds[-1] != total or descends:
         raise ShapeError(
             f"cu_seqlens: must ascend from 0 to the number of tokens {total}, got {bounds[0]} ... {bounds[-1]}"
-            + (" with a descent" if (lengths < 0).any() else "")
+            + (" with a descent" if descends else "")
         )
+    lengths = np.diff(bounds)
     positions = np.arange(total, dtype=np.int64) - np.repeat(bounds[:-1], lengths)
     if offsets is not None:
-        start = _wide(_integers(offsets, "offsets"))
+        start = _wide(_integers(offsets, "offsets"), "offsets")
         if start.shape != lengths.shape:
             raise ShapeError(
                 f"offsets: got shape {list(start.shape)}, one per sequence is needed: {list(lengths.shape)}"
+            )
+        beyond = start > np.iinfo(np.int64).max - np.maximum(lengths - 1, 0)
+        if beyond.any():
+            j = int(beyond.argmax())
+            raise ShapeError(
+                f"offsets: got {start[j]} for sequence {j} of {lengths[j]} tokens, which goes beyond 64-bit integers"
             )
         positions += np.repeat(start, lengths)
     return positions
@@ -116,9 +123,9 @@ def _integers(positions: Any, name: str = "positions") -> npt.NDArray[Any]:
     return array
 
 
-def _wide(array: npt.NDArray[Any]) -> I64:
+def _wide(array: npt.NDArray[Any], name: str = "positions") -> I64:
     if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
-        raise ShapeError(f"positions: got {int(array.max())}, at most 2**63 - 1 is allowed")
+        raise ShapeError(f"{name}: got {int(array.max())}, at most 2**63 - 1 is allowed")
     return array.astype(np.int64)
 
 

@@ -176,6 +176,8 @@ def test_refusals(positions: Any, config: RopeConfig, message: str) -> None:
 def test_packed_sequences(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     assert packed_positions([0, 3, 3, 5], 5).tolist() == [0, 1, 2, 0, 1]
     assert packed_positions([0, 3, 5], 5, offsets=[10, -4]).tolist() == [10, 11, 12, -4, -3]
+    last = 2**63 - 1
+    assert packed_positions([0, 2, 2, 3], 3, offsets=[last - 1, last, last]).tolist() == [last - 1, last, last]
     x = rng.uniform(-1, 1, (7, 2, 8)).astype(np.float32)
     bounds = [0, 2, 2, 6, 7]
     packed = clrope.rope(x, packed_positions(bounds, 7), NEOX, device=device.index)
@@ -194,6 +196,11 @@ def test_packed_sequences(device: clrope.DeviceInfo, rng: np.random.Generator) -
         ([0.0, 5.0], None, "cu_seqlens: got dtype float64"),
         ([0, 2, 5], [1], r"offsets: got shape \[1\], one per sequence is needed: \[2\]"),
         ([0, 2, 5], [1.0, 2.0], "offsets: got dtype float64"),
+        ([0, 2, 5], [2**63 - 1, 0], r"offsets: got 9223372036854775807 for sequence 0 of 2 tokens"),
+        ([0, 2, 5], [0, 2**63 - 2], r"offsets: got 9223372036854775806 for sequence 1 of 3 tokens"),
+        ([0, 2**62 + 1, -(2**62) - 1, 5], None, "with a descent"),
+        (np.array([0, 2**63], np.uint64), None, "cu_seqlens: got 9223372036854775808"),
+        ([0, 5], np.array([2**63], np.uint64), "offsets: got 9223372036854775808"),
     ],
 )
 def test_refusals_of_packed_sequences(cu_seqlens: Any, offsets: Any, message: str) -> None:
