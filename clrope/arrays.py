@@ -142,7 +142,7 @@ def _may_share(x: Operand, out: Operand) -> bool:
 
 
 def _share(x: Operand, out: Operand) -> bool:
-    # Mostly they lie apart, which the views as they are can tell.
+    # Usually the ranges of the views are apart, and no copy has to be looked at.
     (x0, x1), (y0, y1), item = x.view.span, out.view.span, x.view.itemsize
     x_start, y_start = _start(x) - x.view.offset * item, _start(out) - out.view.offset * item
     if x_start + x1 * item <= y_start + y0 * item or y_start + y1 * item <= x_start + x0 * item:

@@ -78,7 +78,7 @@ def rotate_plan(
     transfer: Transfer = "auto",
     variant: Variant | None = None,
 ) -> Plan:
-    """Return the plan of `rotate`; out_mode: pairs of the output lie as in this mode instead of as in the input."""
+    """Return the plan of `rotate`; out_mode: the output's pairs are laid out as in this mode, not as in the input."""
     x_operand = operand(x, layout)
     outputs = outputs_of([x_operand], out, True, layout)
     batch, seq, _, head_dim = x_operand.view.shape

@@ -127,7 +127,7 @@ def changed_outside(memory: Array, before: Array, views: Sequence[Array]) -> Arr
 
 
 def _twin(view: Array, memory: Array, other: Array) -> Array:
-    """Return the elements of another dense array that lie where a view's lie in the memory."""
+    """Return the elements of another dense array at the places of a view's elements in memory."""
     offset = view.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
     if not (memory.flags.c_contiguous and other.flags.c_contiguous and other.nbytes == memory.nbytes):
         raise ValueError("memory: got an array that is not dense, or copies of another size")

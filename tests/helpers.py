@@ -1,4 +1,4 @@
-"""Cases that can be written on one line, and the one assertion that judges what a device made of them.
+"""Cases that can be written on one line, and the one assertion that checks a device's result.
 
 A `Case` says everything about a call; `build` makes its arrays from its seed. `assert_rotated` compares a result with
 the emulation (every bit), with the independent oracle (normalised error), and the memory around it with what was there
@@ -41,8 +41,11 @@ def short_name(device: clrope.DeviceInfo) -> str:
 
 @dataclass(frozen=True)
 class View:
-    """How a tensor lies in a parent array: per axis a step (negative: backwards) and elements left over, the order of
-    the axes in memory (slowest first), and elements before the first."""
+    """How a tensor is laid out in a parent array.
+
+    Per axis a step (negative: backwards) and elements left over, the order of the axes in memory (slowest first), and
+    elements before the first.
+    """
 
     steps: tuple[int, ...] = ()
     pads: tuple[int, ...] = ()
@@ -169,8 +172,13 @@ def same(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     return ~differing(got, want)
 
 
+def with_largest_allocation(device: clrope.DeviceInfo, nbytes: int) -> clrope.DeviceInfo:
+    """Return a device like the given one with another largest allocation; limits alone do not make another device."""
+    return dataclasses.replace(device, name=f"{device.name}, {nbytes} bytes", max_alloc=nbytes)
+
+
 def run(case: Case, device: clrope.DeviceInfo | None = None) -> None:
-    """Rotate the case on a device by `clrope.rope` and judge the result."""
+    """Rotate the case on a device by `clrope.rope` and check the result."""
     built = case.build()
     config = clrope.RopeConfig.from_dict(case.config)
     got = clrope.rope(
@@ -191,11 +199,11 @@ def line(case: Case, device: clrope.DeviceInfo | None) -> str:
 
 
 def assert_rotated(
-    got: Any, built: Built, device: clrope.DeviceInfo | None = None, *, judge: bool | None = None
+    got: Any, built: Built, device: clrope.DeviceInfo | None = None, *, by_oracle: bool | None = None
 ) -> None:
     """Assert that `got` is the rotation of a built case: type, shape, every bit, the error, and all memory around.
 
-    judge: whether to compare with the oracle too; None: where the values allow a normalised error to be stated.
+    by_oracle: whether to compare with the oracle too; None: where the values allow a normalised error to be stated.
     """
     case = built.case
     config = clrope.RopeConfig.from_dict(case.config)
@@ -232,7 +240,11 @@ def assert_rotated(
             f"{int((~equal).sum())} of {got.size} elements differ from the emulation, first at {list(first)}: "
             f"got {got[first]!r}, want {want[first]!r}{unwritten}"
         )
-    if judge if judge is not None else case.values == "uniform" and case.config.get("angles", "exact") == "exact":
+    if (
+        by_oracle
+        if by_oracle is not None
+        else case.values == "uniform" and case.config.get("angles", "exact") == "exact"
+    ):
         right = oracle.rope(built.x_before, built.positions, case.config, case.forward, case.layout)
         error = nmse(got, right)
         limit = oracle.LIMITS[case.dtype]

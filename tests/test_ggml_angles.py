@@ -63,7 +63,7 @@ def exact_cos_sin(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("fields", CONFIGS, ids=str)
 def test_near_the_exact_angles(fields: dict[str, Any]) -> None:
-    """Where few multiplications matter, ggml's angles are the same as ours: the two spellings cannot differ by rule."""
+    """Where few multiplications matter, ggml's angles are the same as ours: the two formulas cannot differ by rule."""
     ggml = RopeConfig(**fields, angles="ggml").for_head_dim(64)
     exact = RopeConfig(**fields).for_head_dim(64)
     positions = np.arange(24).reshape(4, 6) if ggml.uses_sections else np.arange(6)

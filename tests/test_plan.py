@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import Case, View, assert_rotated, same
+from helpers import Case, View, assert_rotated, same, with_largest_allocation
 
 import clrope
 from clrope import DeviceError, Rope, RopeConfig, ShapeError
@@ -125,7 +125,7 @@ def test_tiny_chunks_give_the_same(device: clrope.DeviceInfo, dtype: str, monkey
                 plan = op.plan(built.x, built.positions, out=built.out, transfer="copy")
                 got = plan.run()
                 assert tokens > 8 or plan.launches >= 21 // tokens // 3
-                assert_rotated(got, built, device, judge=k == 0)
+                assert_rotated(got, built, device, by_oracle=k == 0)
 
 
 @pytest.mark.parametrize("transfer", ["map", "copy"])
@@ -139,13 +139,13 @@ def test_a_small_largest_allocation(device: clrope.DeviceInfo, dtype: str, trans
         small = 3 * 4096  # host memory is used by whole pages
         for limit in (device.max_alloc, small):
             built = one.build()
-            op = Rope(RopeConfig.from_dict(one.config), replace(device, max_alloc=limit))
+            op = Rope(RopeConfig.from_dict(one.config), with_largest_allocation(device, limit))
             plan = op.plan(built.x, built.positions, out=built.out, transfer=transfer)
             whole = whole or plan.launches
             # Any pointer of the host will do with fine-grained system SVM, however much memory is behind it.
             any_size = transfer == "map" and runtime_for(device).host_access == "svm"
             assert plan.launches == whole if limit > small else plan.launches > whole or any_size
-            assert_rotated(plan.run(), built, device, judge=limit == small)
+            assert_rotated(plan.run(), built, device, by_oracle=limit == small)
 
 
 def test_a_token_that_does_not_fit(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
@@ -154,7 +154,7 @@ def test_a_token_that_does_not_fit(device: clrope.DeviceInfo, rng: np.random.Gen
     x = new(rng)
     before = x.copy()
     with pytest.raises(DeviceError, match="x: one token alone does not fit the device's largest allocation"):
-        Rope(RopeConfig("neox"), replace(device, max_alloc=64)).plan(x, 0, out=x, transfer="map")
+        Rope(RopeConfig("neox"), with_largest_allocation(device, 64)).plan(x, 0, out=x, transfer="map")
     assert (x == before).all()
 
 

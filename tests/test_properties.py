@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from helpers import Case, View, bits, run, same
+from helpers import Case, View, bits, run, same, with_largest_allocation
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -107,7 +107,7 @@ def test_every_case_equals_the_emulation(device: clrope.DeviceInfo, case: Case) 
 def test_chunks_change_nothing(device: clrope.DeviceInfo, case: Case, transfer: Any, limit: int) -> None:
     built, whole = (replace(case, out=None).build() for _ in range(2))
     config = RopeConfig.from_dict(case.config)
-    target = replace(device, max_alloc=4 * 4096 + built.parent.nbytes // limit)
+    target = with_largest_allocation(device, 4 * 4096 + built.parent.nbytes // limit)
     op = clrope.Rope(config, target)
     try:
         plan = op.plan(built.x, built.positions, forward=case.forward, layout=case.layout, transfer=transfer)

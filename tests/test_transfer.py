@@ -119,7 +119,7 @@ def test_the_same_bits_as_mapped(device: DeviceInfo, x: View, out: Any, layout: 
         plan = op.plan(built.x, built.positions, out=built.out, layout=layout, transfer=transfer)  # type: ignore[arg-type]
         assert transfer == "map" or plan.launches > 2 * SLOTS
         results.append(plan.run())
-        assert_rotated(results[-1], built, device, judge=False)
+        assert_rotated(results[-1], built, device, by_oracle=False)
     assert (bits(results[0]) == bits(results[1])).all()
 
 

@@ -15,11 +15,11 @@ from clrope.emulation import emulate_rope
 from clrope.kernels.variant import Variant
 
 HALVES = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}
-SPELLINGS = {
+VARIANTS = {
     "f16": [None, Variant("strided"), Variant(width=4), Variant(width=4, prepared=True)],
     "bf16": [None, Variant("strided")],
 }
-CASES = [(dtype, variant) for dtype, variants in SPELLINGS.items() for variant in variants]
+CASES = [(dtype, variant) for dtype, variants in VARIANTS.items() for variant in variants]
 
 
 def every_pattern(dtype: str, rng: np.random.Generator) -> np.ndarray:
@@ -49,7 +49,7 @@ def test_every_pattern_is_copied(device: clrope.DeviceInfo, mode: Any, dtype: st
 @pytest.mark.parametrize(("dtype", "variant"), CASES, ids=str)
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 def test_every_pattern_by_angle_0(device: clrope.DeviceInfo, mode: Any, dtype: str, variant: Any, seed: int) -> None:
-    """Each pattern beside a zero: it comes back, subnormal, infinite or NaN, as a * 1 - 0 * 0 has it."""
+    """Each pattern paired with a zero: it comes back, subnormal, infinite or NaN, as a * 1 - 0 * 0 has it."""
     rng = np.random.default_rng(seed)
     x = every_pattern(dtype, rng)
     paired = np.zeros((128, 16, 64), x.dtype)
@@ -82,7 +82,7 @@ def test_every_pattern_by_any_angle(
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_ties_go_to_even(device: clrope.DeviceInfo, dtype: str) -> None:
-    """Odd significands halved below the least normal number lie between two of the type's: nearest even decides."""
+    """Odd significands halved below the least normal number are halfway between two values: the even one is taken."""
     least = {"f16": 2.0**-14, "bf16": 2.0**-126}[dtype]
     step = {"f16": 2.0**-24, "bf16": 2.0**-133}[dtype]
     counts = np.arange(1, 1 + int(least / step), 2)

@@ -2,7 +2,7 @@
 
     python tests/data/make_transformers_data.py
 
-Writes `transformers_*.safetensors` beside this file. Needs torch and transformers; the tests that
+Writes `transformers_*.safetensors` next to this file. Needs torch and transformers; the tests that
 read the files do not.
 """
 

@@ -90,7 +90,7 @@ def test_heads_gather_where_they_lie_behind_each_other() -> None:
     assert not reasons(staged, place(in_place=True))
     for at in (apart(place()), place(n_dims=64, in_place=True), place("f64", head_dim=2048, n_dims=64)):
         assert reasons(staged, at), at
-        assert staged.fit(at) == FAST, "they are aligned, so that each vector can go past the cache"
+        assert staged.fit(at) == FAST, "they are aligned, so that each vector can be stored non-temporally"
     one = apart(place())
     one = replace(one, shape=(1, 4, 1, 128))
     assert not reasons(staged, one), "a single head has nothing behind it"
@@ -110,7 +110,7 @@ def test_what_is_less_than_a_round_is_left_to_shorter_vectors() -> None:
     prepared = FAST.changed(store="plain")
     for n_dims in (16, 20, 116, 120, 126):
         assert not reasons(prepared, place(n_dims=n_dims))
-    # The second half has to be aligned, too, for stores past the cache.
+    # The second half has to be aligned, too, for non-temporal stores.
     for n_dims, near in ((120, FAST.changed(width=4)), (116, prepared)):
         assert FAST.fit(place(n_dims=n_dims)) == FAST.changed(store="staged")
         assert FAST.fit(apart(place(n_dims=n_dims))) == near, n_dims
@@ -148,7 +148,7 @@ def test_widths_that_few_pairs_do_not_fill() -> None:
     assert Variant(width=16, prepared=True).fit(place(mode="normal", n_dims=14)).width == 8
     assert Variant(width=16, prepared=True).fit(place("bf16", mode="normal", n_dims=32)).width == 16
     assert Variant(width=16, prepared=True).fit(place("bf16", mode="normal", n_dims=30)).width == 8
-    # Past the cache lines are written whole, two bfloat16 in a lane; else too few pairs for that are done one by one.
+    # Non-temporal stores write whole lines, two bfloat16 in a lane; else too few pairs for that are done one by one.
     assert Variant(width=8, prepared=True).fit(place("bf16", n_dims=16)).width == 8
     assert FAST.fit(apart(place("bf16", n_dims=16))).width == 4
 

@@ -74,7 +74,7 @@ def test_positions_changed_in_place(device: clrope.DeviceInfo, rng: np.random.Ge
 
 def test_address_decides_anew(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     if device.kind != "cpu":
-        pytest.skip("stores past the cache are spelled for CPUs")
+        pytest.skip("non-temporal stores are for CPUs")
     op = clrope.Rope(CONFIG, device, variant=Variant(width=8, prepared=True, store="nontemporal"))
     x = values(rng)
     want = emulate_rope(x, 3, CONFIG)

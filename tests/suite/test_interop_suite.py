@@ -30,7 +30,7 @@ SAMPLES = [
     "ASCEND( rotary_mode=quarter", "ASCEND( type=f16 r=NNND", "ONNX( type=f16 rank=3", "com.microsoft [1]",
     "ONNX_BACKEND( type=bf16", "TORCH( from=broadcast", "TORCH( from=ids", "TORCH_BACKWARD(", "TORCH( input=bf16",
 ]  # fmt: skip
-#: Some that stand for all where something is broken on purpose.
+#: A few cases that represent all where a fault is injected.
 FEW = ["op=rope_ext, nb", "op=rope_set_rows type=f32", "INFINIOP( GPT_J rank=3", "ASCEND( r=N1ND", "ONNX( n=1 type=f32"]
 
 

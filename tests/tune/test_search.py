@@ -1,4 +1,4 @@
-"""Tuning on the devices: variants that are broken on purpose, each in its own way, and what is used afterwards.
+"""Tuning on the devices: deliberately broken variants, each in its own way, and what is used afterwards.
 
 The broken ones are texts built in the place of a variant's own (`tune(..., sources=)`): compiled, launched, crashed
 and hung by the driver itself.
