@@ -7,8 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools.acceptance import by_machine
-from tools.documents import documents
+from tools.documents import documents, of_prefill
 
 from clrope.benchmark.figure import draw
 from clrope.benchmark.results import read_all
@@ -33,7 +32,7 @@ def main() -> int:
     if given.check:
         return 1 if old else 0
     if not given.no_figure:
-        newest = next(iter(by_machine(results).values()))
+        newest = of_prefill(results)
         draw([r for r in newest if all(d["kind"] == "cpu" for d in r["devices"].values())], HERE / "figure.png")
     return 0
 

@@ -343,8 +343,10 @@ def summary_table(rows: Sequence[Row]) -> Table:
 
 
 def machine_section(cpu: str, rows: Sequence[Row]) -> str:
-    """Return the Markdown of one machine's checked rows."""
+    """Return the Markdown of one machine's checked rows, without claims that no device there was measured for."""
     measured = [row for row in rows if row.met is not None]
+    claims = {row.claim for row in measured}
+    rows = [row for row in rows if row.claim in claims]
     met = f"{sum(row.met is True for row in measured)} of {len(measured)} rows that were measured are met"
     return (
         f"\n### {cpu}\n\n{summary_table(rows).markdown()}\n"

@@ -28,10 +28,15 @@ def documents(results: Sequence[dict[str, Any]], root: Path = ROOT) -> dict[Path
         ("docs/performance.md", "acceptance"): "".join(
             machine_section(cpu, check(found)) for cpu, found in machines.items()
         ),
-        # Of the machine measured last.
-        ("README.md", "speed"): speed_table(next(iter(machines.values()))).markdown() if machines else "",
+        ("README.md", "speed"): speed_table(of_prefill(results)).markdown() if machines else "",
     }
     return {root / file: _replaced(root / file, name, table) for (file, name), table in tables.items()}
+
+
+def of_prefill(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the results of the last machine whose prefill was measured."""
+    machines = by_machine(results).values()
+    return next((found for found in machines if prefill_records(found)), [])
 
 
 def _replaced(file: Path, name: str, table: str) -> str:
