@@ -47,7 +47,10 @@ def draw(results: Sequence[dict[str, Any]], where: str | Path) -> None:
     devices = list(dict.fromkeys(d for found in chosen.values() for r in found for d in r.devices))
     peers = [p for p in all_peers() if any(r.entries("peer", p.name) for found in chosen.values() for r in found)]
     width = 0.86 / (len(devices) + len(peers))
-    figure, axes = pyplot.subplots(figsize=(11, 4.6), dpi=150)
+    # White behind it, so that it is readable on light and dark pages.
+    figure, axes = pyplot.subplots(figsize=(11, 5), dpi=150, facecolor="white")
+    axes.set_axisbelow(True)
+    axes.grid(axis="y", color="#e0e0e0", linewidth=0.7)
     for place, records_here in enumerate(chosen.values()):
         left = place - 0.43
         for number, device in enumerate(devices):
@@ -57,25 +60,29 @@ def draw(results: Sequence[dict[str, Any]], where: str | Path) -> None:
                 rate, top = shown.rate(device) or 0.0, shown.ceiling(device)
                 label = f"clrope on {device}" if place == 0 else None
                 axes.bar(x, rate, width * 0.94, color=OWN_COLOURS[number % len(OWN_COLOURS)], label=label)
-                axes.annotate(f"{rate:.0f}", (x, rate - 0.3), ha="center", va="top", fontsize=7, color="white")
+                axes.annotate(f"{rate:.0f}", (x, rate - 0.5), ha="center", va="top", fontsize=8, color="white")
                 if top is not None:
                     height = top["bytes"] / shown.time(top)
                     label = "the device's best copy" if place == 0 and number == 0 else None
-                    axes.hlines(height, x - width * 0.5, x + width * 0.5, color="black", linewidth=1.6, label=label)
+                    axes.hlines(height, x - width * 0.5, x + width * 0.5, color="black", linewidth=2.2, label=label)
         for number, peer in enumerate(peers, len(devices)):
             rates = [e["bytes"] / r.time(e) for r in records_here for e in r.entries("peer", peer.name)]
             if rates:
                 x = left + width * (number + 0.5)
                 axes.bar(x, rates[0], width * 0.94, color=peer.colour)
-                axes.annotate(f"{rates[0]:.3g}", (x, rates[0]), ha="center", va="bottom", fontsize=6)
+                text = f"{rates[0]:.0f}" if rates[0] >= 9.5 else f"{rates[0]:.1f}"
+                axes.annotate(text, (x, rates[0]), ha="center", va="bottom", fontsize=7.5)
     for peer in peers:
         axes.bar(0, 0, color=peer.colour, label=peer.name.replace("_", " "))
     shape = next(iter(chosen.values()))[0].workload["tensors"]
-    axes.set_xticks(range(len(chosen)), [f"{dtype} {mode}" for dtype, mode in chosen])
-    axes.set_ylabel("GB/s read and written")
-    axes.set_title(f"prefill {shape[0]}, out of place: {results[0]['environment']['cpu']}", fontsize=9)
-    axes.legend(fontsize=7, ncols=9, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.07))
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xticks(range(len(chosen)), [f"{dtype} {mode}" for dtype, mode in chosen], fontsize=11)
+    axes.tick_params(axis="x", length=0)
+    axes.margins(x=0.01)
+    axes.set_ylabel("GB/s read and written (more is better)")
+    axes.set_title(f"prefill {shape[0]}, out of place: {results[0]['environment']['cpu']}", fontsize=11, loc="left")
+    entries = len(devices) + len(peers) + 1
+    axes.legend(fontsize=9, ncols=-(-entries // 2), frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.07))
+    axes.spines[["top", "right", "left"]].set_visible(False)
     figure.tight_layout()
     try:
         figure.savefig(where)
