@@ -1,0 +1,42 @@
+"""Every example runs by itself on every device, and what it prints is near the reference."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import clrope
+
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+#: Packages that an example needs and the package itself does not.
+NEEDS = {"torch_zero_copy": "torch", "gguf_qk": "gguf"}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_runs_and_is_right(device: clrope.DeviceInfo, path: Path) -> None:
+    needed = NEEDS.get(path.stem)
+    if needed and importlib.util.find_spec(needed) is None:
+        pytest.skip(f"{path.name} needs {needed}, which is not installed")
+    search = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    child = subprocess.run(
+        [sys.executable, path], capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, "PYTHONPATH": search, "CLROPE_DEVICE": device.index},
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr
+    errors = [float(number) for number in re.findall(r"NMSE (\S+)", child.stdout)]
+    assert errors, child.stdout
+    assert max(errors) < 1e-5, child.stdout
+
+
+def test_one_line_each_and_short() -> None:
+    listed = re.findall(r"^\| \[(\w+\.py)\]\(\1\)", (ROOT / "examples/README.md").read_text(encoding="utf-8"), re.M)
+    assert sorted(listed) == [path.name for path in EXAMPLES]
+    for path in EXAMPLES:
+        assert len(path.read_text(encoding="utf-8").splitlines()) < 60, path.name
