@@ -1,0 +1,68 @@
+"""The checks by name: `nox -s lint types`, `nox -s tests -- -k views`. `nox --list` shows all of them.
+
+Each session makes a virtual environment of its own. In an environment that has the packages:
+`nox --no-venv --no-install -s lint`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.4.15"
+nox.options.sessions = ["lint", "types", "tests"]
+nox.options.reuse_existing_virtualenvs = True
+
+ROOT = Path(__file__).parent
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests by two processes; what follows `--` goes to pytest."""
+    session.install("-e", ".[test]")
+    session.run("pytest", "-q", "-n", "2", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and format with ruff."""
+    session.install("ruff>=0.6")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check types with mypy; the adapters need their peers' types."""
+    session.install("-e", ".[dev,peers]")
+    session.run("mypy")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation; a broken link or an unknown page is an error."""
+    session.install("-e", ".[docs]")
+    session.run("mkdocs", "build", "--strict", "--site-dir", str(Path(session.create_tmp()) / "site"))
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """Build a wheel and use it from another folder, where the checkout cannot be imported."""
+    folder = Path(session.create_tmp())
+    shutil.rmtree(folder / "dist", ignore_errors=True)  # an earlier run's
+    session.run("pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder / "dist"), str(ROOT))
+    session.install("--force-reinstall", *map(str, folder.glob("dist/clrope-*.whl")))
+    session.chdir(folder)
+    alone = {"PYTHONPATH": None}
+    session.run("clrope", "verify", "--device", "pocl", env=alone)
+    session.run("python", str(ROOT / "tests" / "wheel_check.py"), env=alone)
+
+
+@nox.session
+def matrix(session: nox.Session) -> None:
+    """Run every suite on every OpenCL device that is there, with Intel's runtime and the peers."""
+    session.install("-e", ".[test,intel,peers]")
+    session.run("clrope", "devices")
+    session.run("clrope", "verify", "--suite", "all", *session.posargs)
