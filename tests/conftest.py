@@ -5,6 +5,7 @@ No healthy device at all is a failure of those tests, never a skip.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import zlib
@@ -21,6 +22,9 @@ from helpers import POISON, short_name
 import clrope
 from clrope import DeviceInfo
 from clrope.plan import template
+
+#: Set by the first process and inherited by xdist's workers: programs that one of them has compiled the others find.
+SEED = int(os.environ.setdefault("PYTEST_RUN_SEED", str(time.time_ns() % (1 << 32))))
 
 hypothesis.settings.register_profile(
     "clrope",
@@ -53,7 +57,8 @@ def left_out() -> list[str]:
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     lines = [f"OpenCL device: {short_name(d)} = {d}, driver {d.driver_version}" for d in tested_devices()]
-    return [*(lines or ["OpenCL device: NONE is healthy, every test that needs one fails"]), *left_out()]
+    lines = lines or ["OpenCL device: NONE is healthy, every test that needs one fails"]
+    return [f"PYTEST_RUN_SEED={SEED}", *lines, *left_out()]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -92,7 +97,7 @@ def devices() -> tuple[DeviceInfo, ...]:
 @pytest.fixture(scope="session")
 def seed() -> int:
     """A fresh seed for each run; every failure message of `assert_rotated` carries it."""
-    return time.time_ns() % (1 << 32)
+    return SEED
 
 
 @pytest.fixture
