@@ -261,15 +261,17 @@ def test_what_cannot_be_fused_is_cached(device: clrope.DeviceInfo, rng: np.rando
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", ["normal", "neox"])
-def test_tiled(device: clrope.DeviceInfo, rng: np.random.Generator, mode: Any, dtype: str) -> None:
+def test_tiled(device: clrope.DeviceInfo, rng: np.random.Generator, mode: Any, dtype: str, seed: int) -> None:
     if dtype == "f64" and not device.fp64:
         pytest.skip("no fp64")
+    # PoCL compiles each width for seconds: types and modes take turns with them, and with the others at another seed.
+    width = (1, 4, 8)[(list(DTYPES).index(dtype) + ("normal", "neox").index(mode) + seed) % 3]
     config = RopeConfig(mode, 40, n_offs=6)
     gaps = rng.standard_normal((2, 3, 11, 70)).astype(DTYPES[dtype])
     for x in (np.ascontiguousarray(gaps[..., :64]), gaps[..., :64]):
         want = emulate_rope(x, 5, config)
         bits = f"u{x.dtype.itemsize}"
-        for width, heads in ((1, 0), (4, 3), (8, 1), (4, 11)):
+        for heads in (0, 3, 1, 11):
             variant = Variant("tiled", width=width, heads_per_item=heads)
             kept = gaps.copy()
             target = (
@@ -352,7 +354,7 @@ def test_q_and_k_on_the_device_share_an_event(device: clrope.DeviceInfo, rng: np
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_pairs_that_are_left_over(
-    device: clrope.DeviceInfo, rng: np.random.Generator, mode: Any, dtype: str, n_dims: int
+    device: clrope.DeviceInfo, rng: np.random.Generator, mode: Any, dtype: str, n_dims: int, seed: int
 ) -> None:
     """Pairs that do not fill a round of vectors, with tables of their own, in place and out of place."""
     if device.kind != "cpu":
@@ -363,14 +365,15 @@ def test_pairs_that_are_left_over(
     config = RopeConfig(mode, n_dims)
     x = (100 * rng.standard_normal((5, 3, 100))).astype(DTYPES[dtype])
     x[rng.random(x.shape) < 0.02] = np.inf
-    for store in ("plain", "staged"):
-        variant = Variant(width=width, access="clang", prepared=True, store=store)
-        out = aligned_memory(x.size, x.dtype, 0).reshape(x.shape)
-        (used,) = rotated(device, x, out, config, variant)
-        # Two bfloat16 in a lane: the second half may not begin at an odd element.
-        assert used.prepared == (dtype != "bf16" or mode == "normal" or n_dims % 4 == 0)
-        whole = x.copy()
-        rotated(device, whole, whole, config, variant)
+    # Each is a program: types, modes and lengths take turns with the stores, and with the other one at another seed.
+    turn = list(DTYPES).index(dtype) + ("normal", "neox").index(mode) + n_dims // 20 + seed
+    variant = Variant(width=width, access="clang", prepared=True, store=("plain", "staged")[turn % 2])
+    out = aligned_memory(x.size, x.dtype, 0).reshape(x.shape)
+    (used,) = rotated(device, x, out, config, variant)
+    # Two bfloat16 in a lane: the second half may not begin at an odd element.
+    assert used.prepared == (dtype != "bf16" or mode == "normal" or n_dims % 4 == 0)
+    whole = x.copy()
+    rotated(device, whole, whole, config, variant)
 
 
 @pytest.mark.parametrize("store", ["plain", "nontemporal", "staged"])
@@ -378,7 +381,7 @@ def test_pairs_that_are_left_over(
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rest_of_a_head(
-    device: clrope.DeviceInfo, rng: np.random.Generator, mode: Any, dtype: str, n_offs: int, store: Any
+    device: clrope.DeviceInfo, rng: np.random.Generator, mode: Any, dtype: str, n_offs: int, store: Any, seed: int
 ) -> None:
     """What is not rotated is copied to its last element, and nothing behind it is written."""
     if device.kind != "cpu":
@@ -386,8 +389,11 @@ def test_rest_of_a_head(
     if dtype == "f64" and not device.fp64:
         pytest.skip("no fp64")
     widths = [8, 16] if device.native_widths.float >= 16 else [8]
-    # Compiling is what takes the time: each width with half of the lengths, and with the others at the other offset.
-    for width, head_dim in zip(itertools.cycle(widths[:: -1 if n_offs else 1]), (256, 200, 161, 160)):
+    # Each is a program: each width with half of the lengths, and with the others at the other offset; types, modes and
+    # stores take turns with two of them, and with the others at another seed.
+    turn = list(DTYPES).index(dtype) + ("normal", "neox").index(mode) + ("plain", "nontemporal", "staged").index(store)
+    lengths = ((256, 200), (161, 160))[(turn + seed) % 2]
+    for width, head_dim in zip(itertools.cycle(widths[:: -1 if n_offs else 1]), lengths):
         width //= 2 if dtype == "f64" else 1
         kind: Any = "nta" if n_offs else "levels"
         variant = Variant(width=width, access="clang", prepared=True, store=store, prefetch=4096, prefetch_kind=kind)
