@@ -90,6 +90,8 @@ def test_in_place_and_out(device: clrope.DeviceInfo, rng: np.random.Generator, m
 
 
 def test_devices_agree(devices: tuple[clrope.DeviceInfo, ...], rng: np.random.Generator) -> None:
+    if len(devices) < 2:
+        pytest.skip("one device has none to agree with")
     for call in calls(rng, ("f16", "bf16", "f32")):
         first, *others = [call.run(device=d.index) for d in devices]
         for other in others:

@@ -36,6 +36,8 @@ def test_limits(device: clrope.DeviceInfo, rng: np.random.Generator, dtype: str)
 
 
 def test_devices_agree(devices: tuple[clrope.DeviceInfo, ...], rng: np.random.Generator) -> None:
+    if len(devices) < 2:
+        pytest.skip("one device has none to agree with")
     for angles in ("exact", "ggml"):
         for call in calls(rng, 20, highest=131072):
             first, *others = [call.run(angles=angles, device=d.index) for d in devices]

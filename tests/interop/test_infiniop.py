@@ -53,6 +53,8 @@ def test_limits(device: clrope.DeviceInfo, rng: np.random.Generator, dtype: str)
 
 
 def test_devices_agree(devices: tuple[clrope.DeviceInfo, ...], rng: np.random.Generator) -> None:
+    if len(devices) < 2:
+        pytest.skip("one device has none to agree with")
     for call in calls(rng, 30, ("f16", "bf16", "f32")):
         results = []
         for d in devices:
