@@ -26,7 +26,7 @@ def test_words() -> None:
 @pytest.mark.parametrize("name", ["prefill/f16/neox/out/forward", "partial-20of80/f32/normal/in/forward"])
 def test_lines(device: clrope.DeviceInfo, seed: int, name: str) -> None:
     workload = next(w for w in WORKLOADS if w.name == name).tiny()
-    only = words_filter(["rows8 clang", "rows8 builtin", "rows4 builtin", "strided"])
+    only = words_filter(["rows4 builtin", "strided"])  # each variant is a program to compile
     lines = compare_variants(workload, device, only, seed, count=2, calls=2)
     assert [line.rate for line in lines] == sorted((line.rate for line in lines), reverse=True)
     assert all(0 < line.rate <= line.most for line in lines)
