@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent
 def tests(session: nox.Session) -> None:
     """Run the tests by two processes; what follows `--` goes to pytest."""
     session.install("-e", ".[test]")
-    session.run("pytest", "-q", "-n", "2", *session.posargs)
+    session.run("pytest", "-q", "-n", "2", "--dist", "worksteal", *session.posargs)
 
 
 @nox.session
