@@ -24,11 +24,12 @@ from clrope.suite.grids.interop.formula import turned
 from clrope.suite.grids.interop.torch_cases import promoted
 from clrope.testing import GUARD, limit_for
 
-#: A handful of each peer: all of what the call can look like.
+#: A handful of each peer: all of what the call can look like, each form once (n=1 draws the same again).
 SAMPLES = [
-    "op=rope_multi_inplace", "op=rope_ext_back", "op=rope_set_rows", "INFINIOP( type=bf16", "INFINIOP( inplace=1",
-    "ASCEND( rotary_mode=quarter", "ASCEND( type=f16 r=NNND", "ONNX( type=f16 rank=3", "com.microsoft [1]",
-    "ONNX_BACKEND( type=bf16", "TORCH( from=broadcast", "TORCH( from=ids", "TORCH_BACKWARD(", "TORCH( input=bf16",
+    "op=rope_multi_inplace n=0", "op=rope_ext_back n=0", "op=rope_set_rows a=f16", "INFINIOP( type=bf16 rank=4",
+    "INFINIOP( inplace=1 GPT_NEOX rank=3", "ASCEND( rotary_mode=quarter", "ASCEND( type=f16 r=NNND",
+    "ONNX( type=f16 rank=3 n=0", "com.microsoft [1] rank=3 n=0", "ONNX_BACKEND( type=bf16", "TORCH( from=broadcast",
+    "TORCH( from=ids", "TORCH_BACKWARD(", "TORCH( input=bf16",
 ]  # fmt: skip
 #: A few cases that represent all where a fault is injected.
 FEW = ["op=rope_ext, nb", "op=rope_set_rows type=f32", "INFINIOP( GPT_J rank=3", "ASCEND( r=N1ND", "ONNX( n=1 type=f32"]
