@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -389,22 +388,21 @@ def test_rest_of_a_head(
     if dtype == "f64" and not device.fp64:
         pytest.skip("no fp64")
     widths = [8, 16] if device.native_widths.float >= 16 else [8]
-    # Each is a program: each width with half of the lengths, and with the others at the other offset; types, modes and
-    # stores take turns with two of them, and with the others at another seed.
+    # Each is a program: types, modes, stores and offsets take turns with the lengths, and with others at another seed.
     turn = list(DTYPES).index(dtype) + ("normal", "neox").index(mode) + ("plain", "nontemporal", "staged").index(store)
-    lengths = ((256, 200), (161, 160))[(turn + seed) % 2]
-    for width, head_dim in zip(itertools.cycle(widths[:: -1 if n_offs else 1]), lengths):
-        width //= 2 if dtype == "f64" else 1
-        kind: Any = "nta" if n_offs else "levels"
-        variant = Variant(width=width, access="clang", prepared=True, store=store, prefetch=4096, prefetch_kind=kind)
-        # Heads begin at whole lines, and need not end at one.
-        room = (1, 5, 2, 256)
-        source, whole = (aligned_memory(int(np.prod(room)), DTYPES[dtype], 0).reshape(room) for _ in range(2))
-        # Numbers behind each head, too, which would be seen where poison has to stay.
-        source[...] = rng.standard_normal(room).astype(DTYPES[dtype])
-        x = source[..., :head_dim]
-        (used,) = rotated(device, x, whole[..., :head_dim], RopeConfig(mode, 128, n_offs=n_offs), variant)
-        assert used.prepared
-        if store == "nontemporal":
-            assert used.store == "nontemporal"
-        assert (np.ascontiguousarray(whole[..., head_dim:]).view(np.uint8) == POISON).all()
+    k = (turn + (2 if n_offs else 0) + seed) % 4
+    head_dim = (256, 200, 161, 160)[k]
+    width = widths[(k + (n_offs > 0)) % len(widths)] // (2 if dtype == "f64" else 1)
+    kind: Any = "nta" if n_offs else "levels"
+    variant = Variant(width=width, access="clang", prepared=True, store=store, prefetch=4096, prefetch_kind=kind)
+    # Heads begin at whole lines, and need not end at one.
+    room = (1, 5, 2, 256)
+    source, whole = (aligned_memory(int(np.prod(room)), DTYPES[dtype], 0).reshape(room) for _ in range(2))
+    # Numbers behind each head, too, which would be seen where poison has to stay.
+    source[...] = rng.standard_normal(room).astype(DTYPES[dtype])
+    x = source[..., :head_dim]
+    (used,) = rotated(device, x, whole[..., :head_dim], RopeConfig(mode, 128, n_offs=n_offs), variant)
+    assert used.prepared
+    if store == "nontemporal":
+        assert used.store == "nontemporal"
+    assert (np.ascontiguousarray(whole[..., head_dim:]).view(np.uint8) == POISON).all()
