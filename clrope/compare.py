@@ -70,7 +70,7 @@ def compare(got: Any, want: Any) -> Comparison:
     nmse = float("inf") if wrong.any() else (error / power if power else (0.0 if error == 0 else float("inf")))
     ulp = float("inf")
     if not wrong.any():
-        # Differences of 64-bit orders need all 64 bits, unsigned: float64 would swallow the last ones.
+        # Differences of 64-bit orders need all 64 bits, unsigned: float64 would lose the lowest bits.
         m, n = _ordered(a)[both], _ordered(np.ascontiguousarray(rounded))[both]
         distance = np.where(m > n, m.view(np.uint64) - n.view(np.uint64), n.view(np.uint64) - m.view(np.uint64))
         ulp = float(distance.max()) if distance.size else 0.0

@@ -77,7 +77,7 @@ def bits(array: Array) -> Array:
 
 
 def differing(got: Array, want: Array) -> Array:
-    """Return where two arrays of one type hold other bits. Any NaN is as good as another: which one is made is open."""
+    """Return where two arrays of one type hold other bits. All NaNs count as equal: their bits are not defined."""
     differs: Array = bits(got) != bits(want)
     if differs.any():
         with np.errstate(invalid="ignore"):  # a signalling NaN is reported when it is widened
