@@ -92,7 +92,7 @@ def test_figure(tmp_path):
 def invoke(*arguments):
     from clrope.cli.main import app
 
-    return CliRunner().invoke(app, list(arguments))
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": None})
 
 
 def test_command_report(tmp_path):

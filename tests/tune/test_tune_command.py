@@ -32,7 +32,8 @@ RECORD = TuningRecord(
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    done = CliRunner().invoke(app, ["tune", *arguments])
+    # pytest-xdist sets COLUMNS; without it no cell is folded.
+    done = CliRunner().invoke(app, ["tune", *arguments], env={"COLUMNS": None})
     return done.exit_code, done.stdout
 
 
