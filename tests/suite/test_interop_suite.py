@@ -175,7 +175,14 @@ def test_every_peer_runs_on_the_device_that_is_checked(
 
     monkeypatch.setattr(Plan, "run", recording)
     monkeypatch.setattr(Rope, "_known", by_plans)
-    for text in (*FEW, "ONNX_BACKEND( type=f32", "TORCH( type=f16 from=ids", "TORCH( type=f16 from=tables"):
+    few = [
+        "op=rope_ext, nb n=0",
+        "op=rope_set_rows type=f32",
+        "INFINIOP( GPT_J rank=3 type=f16",
+        "ASCEND( r=N1ND type=f16",
+    ]
+    few += ["ONNX( n=1 type=f32 interleaved=0", "ONNX_BACKEND( type=f32 interleaved=1", "TORCH( type=f16 from=ids"]
+    for text in (*few, "TORCH( type=f16 from=tables"):
         for device in devices if has(text) else ():
             used.clear()
             assert verify(["interop"], [device.index], seed=seed, text=text).ok

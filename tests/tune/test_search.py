@@ -55,8 +55,8 @@ BROKEN = {
     Variant(width=2): ("not_run", text("")),
     Variant(width=2, heads_per_item=2, prepared=True): ("wrong", text(f"{PLACE} = 1.0f;")),
     Variant(width=4, prepared=True): ("crash", text(f"{PLACE} = *(volatile __global float *)((long)heads);")),
-    Variant(width=8): ("timeout", text(f"volatile int go = 1; while (go) {PLACE} = 1.0f;")),
 }
+ENDLESS = Variant(width=8)
 KEYS = [TuningKey("f32", "neox", in_place, size) for in_place in (False, True) for size in SIZES]
 NBYTES = {"small": 32 << 10, "medium": 1 << 20, "large": 2 << 20}
 
@@ -84,7 +84,7 @@ def test_broken_variants(device: clrope.DeviceInfo, cache: Path, rng: np.random.
         pytest.skip("a kernel that never ends may hang what a GPU shows on the screen")
     order = [STRIDED, *BROKEN, GOOD]
     sources = {variant: source for variant, (_, source) in BROKEN.items()}
-    result = tuned(device, order, sources=sources, limit=15.0, seed=seed)
+    result = tuned(device, order, sources=sources, limit=600.0, seed=seed)
     assert not result.left
     assert not result.errors
     assert [r.key for r in result.records] == KEYS
@@ -106,6 +106,22 @@ def test_broken_variants(device: clrope.DeviceInfo, cache: Path, rng: np.random.
     assert database.known(device, "f32", "neox").broken == {v.compiled for v in BROKEN}
     plan = clrope.Rope(RopeConfig("neox", 128), device).plan(np.zeros((3, 32, 128), np.float32), 0)
     assert plan.variants[0] in (STRIDED, GOOD)
+
+
+def test_a_variant_that_never_ends(cpu: clrope.DeviceInfo, cache: Path, seed: int) -> None:
+    """It is stopped; on a loaded machine the one before it may be, too."""
+    source = text(f"volatile int go = 1; while (go) {PLACE} = 1.0f;")
+    result = tune(
+        cpu, 30.0, KEYS[:1], variants=[STRIDED, ENDLESS], nbytes=NBYTES, sources={ENDLESS: source}, limit=5.0, seed=seed
+    )
+    assert not result.errors
+    (record,) = result.records
+    outcomes = {r.variant: r for r in record.results}
+    assert outcomes[ENDLESS].outcome == "timeout"
+    assert outcomes[ENDLESS].reason
+    assert outcomes[ENDLESS].seconds is None
+    assert outcomes[STRIDED].outcome in ("ok", "timeout")
+    assert database.known(cpu, "f32", "neox").broken >= {ENDLESS.compiled}
 
 
 def test_the_winner_is_used(device: clrope.DeviceInfo, cache: Path, rng: np.random.Generator, seed: int) -> None:
