@@ -1,7 +1,8 @@
-"""MkDocs hook: README, the change log and bench/README.md become pages, with links that fit the site."""
+"""MkDocs hook: README and the other pages outside of docs/ become pages of the site, with links that fit."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,13 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Pages of the site that are files outside of docs/.
-OUTSIDE = {"index.md": "README.md", "CHANGELOG.md": "CHANGELOG.md", "bench/README.md": "bench/README.md"}
+OUTSIDE = {
+    "index.md": "README.md",
+    **{
+        name: name
+        for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md", "examples/README.md")
+    },
+}
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -23,9 +30,16 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Change links between the checkout's folders to links between the site's pages."""
     here = page.file.src_uri
-    if here == "index.md":
+    if "/" not in OUTSIDE.get(here, "/"):
         return markdown.replace("](docs/", "](")
     if here == "bench/README.md":
         return markdown.replace("](../docs/", "](../")
-    markdown = markdown.replace("](../README.md", "](index.md")
-    return markdown.replace("](../bench/", "](bench/")
+    if here == "examples/README.md":  # the programs are no pages
+        return re.sub(r"\[([a-z_]+\.py)\]\(\1\)", r"`\1`", markdown)
+    for folder, page_folder in (
+        ("../README.md", "index.md"),
+        ("../bench/", "bench/"),
+        ("../CONTRIBUTING", "CONTRIBUTING"),
+    ):
+        markdown = markdown.replace(f"]({folder}", f"]({page_folder}")
+    return markdown
