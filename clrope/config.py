@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from .errors import ConfigError
 from .io import gguf, hf, presets
+from .io.hf_rope import LEAST_REAL, MOST_COUNT, MOST_DIMS, MOST_REAL, short
 from .mode import GGML_MODES, SECTION_MODES, Mode, modes_text, parse_mode
 
 __all__ = ["GGML_MODES", "SECTION_MODES", "Angles", "Mode", "RopeConfig", "parse_mode"]
@@ -22,9 +23,12 @@ Angles = Literal["exact", "ggml"]
 def _real(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ConfigError(f"{name}: got {value!r} of type {type(value).__name__}, a real number is needed")
-    number = float(value)
-    if not math.isfinite(number):
-        raise ConfigError(f"{name}: got {number}, it must be finite")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not abs(number) <= MOST_REAL:
+        raise ConfigError(f"{name}: got {number}, it must be finite and at most {MOST_REAL}")
     return number
 
 
@@ -32,14 +36,18 @@ def _positive(name: str, value: object) -> float:
     number = _real(name, value)
     if number <= 0:
         raise ConfigError(f"{name}: got {number}, it must be greater than 0")
+    if number < LEAST_REAL:
+        raise ConfigError(f"{name}: got {number}, it must be at least {LEAST_REAL}")
     return number
 
 
-def _integer(name: str, value: object, least: int) -> int:
+def _integer(name: str, value: object, least: int, most: int = MOST_COUNT) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ConfigError(f"{name}: got {value!r} of type {type(value).__name__}, an integer is needed")
     if int(value) < least:
-        raise ConfigError(f"{name}: got {int(value)}, the least allowed is {least}")
+        raise ConfigError(f"{name}: got {short(value)}, the least allowed is {least}")
+    if int(value) > most:
+        raise ConfigError(f"{name}: got {short(value)}, at most {most} is allowed")
     return int(value)
 
 
@@ -92,7 +100,7 @@ class RopeConfig:
 
         put("mode", parse_mode(self.mode))
         if self.n_dims is not None:
-            put("n_dims", _integer("n_dims", self.n_dims, 2))
+            put("n_dims", _integer("n_dims", self.n_dims, 2, MOST_DIMS))
             if self.n_dims % 2:
                 raise ConfigError(f"n_dims: got {self.n_dims}, it must be even (elements are rotated in pairs)")
         put("freq_base", _positive("freq_base", self.freq_base))
@@ -112,8 +120,8 @@ class RopeConfig:
             given = _sequence("freq_factors", self.freq_factors)
             factors = tuple(_real(f"freq_factors[{i}]", f) for i, f in enumerate(given))
             for i, factor in enumerate(factors):
-                if factor == 0:
-                    raise ConfigError(f"freq_factors[{i}]: got 0, angles are divided by it")
+                if abs(factor) < LEAST_REAL:
+                    raise ConfigError(f"freq_factors[{i}]: got {factor:g}, angles are divided by it")
             put("freq_factors", factors)
             if self.n_dims is not None:
                 self._check_factor_count(self.n_pairs(None))

@@ -101,7 +101,7 @@ def read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RopeError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not JSON ({error})") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: holds {type(data).__name__}, an object of field names is needed")

@@ -26,6 +26,8 @@ from .options import AsJson, Backward, Layout, OneDevice, Quiet, flag, value
 from .output import print_json, print_table
 
 _RANGE = re.compile(r"(-?\d+):(-?\d+)")
+#: Positions of a range: more tokens than any tensor in memory has.
+_MOST_POSITIONS = 1 << 28
 _LIST = re.compile(r"-?\d+(,-?\d+)*")
 
 
@@ -105,6 +107,12 @@ def _chosen(arrays: dict[str, Any], wanted: list[str] | None, positions: str | N
     return names
 
 
+def _position(text: str) -> int:
+    if len(text.strip()) > 20 or not -(1 << 63) <= int(text) < 1 << 63:
+        raise ShapeError(f"--positions: got {text.strip()[:40]}, allowed are 64-bit integers")
+    return int(text)
+
+
 def _check_name(option: str, name: str, arrays: dict[str, Any], source: Path) -> None:
     if name not in arrays:
         raise ConfigError(f"{option}: {source} has no {name!r}; there are {', '.join(arrays) or 'none'}")
@@ -120,12 +128,14 @@ def _positions(text: str | None, name: str | None, arrays: dict[str, Any], sourc
     if text is None:
         return 0
     if ends := _RANGE.fullmatch(text):
-        begin, end = int(ends[1]), int(ends[2])
+        begin, end = _position(ends[1]), _position(ends[2])
         if end <= begin:
             raise ShapeError(f"--positions: got {text!r}, the range a:b is a, a+1, ... b-1 and must not be empty")
+        if end - begin > _MOST_POSITIONS:
+            raise ShapeError(f"--positions: got a range of {end - begin}, at most {_MOST_POSITIONS} are allowed")
         return np.arange(begin, end, dtype=np.int64)
     if _LIST.fullmatch(text):
-        numbers = [int(part) for part in text.split(",")]
+        numbers = [_position(part) for part in text.split(",")]
         return numbers[0] if len(numbers) == 1 else np.array(numbers, dtype=np.int64)
     return named_array(text, "--positions")
 

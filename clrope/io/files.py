@@ -3,12 +3,15 @@
 - A .npy file holds one array, called 'x' here.
 - bfloat16 is `ml_dtypes.bfloat16`. safetensors names the type. NumPy's formats do not know it and store two opaque
   bytes an element ('V2'); the rule here, in both directions: an unnamed two-byte void in .npy or .npz *is* bfloat16.
+- float8_e4m3fn and float8_e5m2 fit in .safetensors only.
+- A file is untrusted: what its header claims is compared with its length before memory is allocated.
 - .npy is mapped read-only, so that a file larger than memory can be worked on in parts; .npz and .safetensors are read.
 - A file is written to its folder under another name, then renamed over it.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,8 +37,9 @@ _WRITABLE = frozenset(
     + [np.dtype(f"f{size}") for size in (2, 4, 8)]
     + [np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)]
 )
-#: What parsing a damaged file raises.
-_DAMAGED = (ValueError, KeyError, TypeError, AttributeError)
+#: safetensors' names of types that its NumPy interface cannot read.
+_FLOAT8 = {"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2)}
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def format_of(path: str | os.PathLike[str]) -> Format:
@@ -48,8 +52,6 @@ def format_of(path: str | os.PathLike[str]) -> Format:
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
     """Return the arrays of a file by name, in the file's order; those mapped from the file are read-only."""
-    import zipfile  # here and below, because importing this package must stay quick
-
     path, kind = Path(path), format_of(path)
     try:
         if kind == "npy":
@@ -59,8 +61,8 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
         return _read_safetensors(path)
     except OSError as error:
         raise RopeError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (*_DAMAGED, zipfile.BadZipFile, EOFError) as error:
-        raise RopeError(f"{path}: not a readable .{kind} file ({error})") from error
+    except Exception as error:  # the parsers raise a dozen types for damaged files, tokenize.TokenError among them
+        raise RopeError(f"{path}: not a readable .{kind} file ({_reason(error)})") from error
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
@@ -72,8 +74,12 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
         return _read_safetensors_metadata(path)
     except OSError as error:
         raise RopeError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except _DAMAGED as error:
-        raise RopeError(f"{path}: not a readable .safetensors file ({error})") from error
+    except Exception as error:
+        raise RopeError(f"{path}: not a readable .safetensors file ({_reason(error)})") from error
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def write_arrays(
@@ -86,7 +92,7 @@ def write_arrays(
     path, kind = Path(path), format_of(path)
     if metadata and kind != "safetensors":
         raise ConfigError(f"{path}: metadata fits in .safetensors only")
-    ready = {name: _storable(name, array) for name, array in arrays.items()}
+    ready = {name: _storable(name, array, kind) for name, array in arrays.items()}
     if kind == "npy":
         if len(ready) != 1:
             raise ShapeError(f"{path}: a .npy file holds one array, got {len(ready)}; use .npz or .safetensors")
@@ -99,13 +105,13 @@ def write_arrays(
         _replace(path, lambda file: _write_safetensors(file, ready, metadata or {}))
 
 
-def _storable(name: str, array: Array) -> Array:
+def _storable(name: str, array: Array, kind: Format) -> Array:
     array = np.asarray(array)
     native = array.dtype.newbyteorder("=")
-    if native not in _WRITABLE:
+    if native not in _WRITABLE and not (kind == "safetensors" and native in _FLOAT8.values()):
         raise ShapeError(
-            f"{name}: dtype {array.dtype} cannot be written; allowed are bool, the integers, float16, float32, float64 "
-            "and bfloat16"
+            f"{name}: dtype {array.dtype} cannot be written; allowed are bool, the integers, float16, float32, "
+            "float64, bfloat16, and in .safetensors float8_e4m3fn and float8_e5m2"
         )
     return array if array.dtype == native else array.astype(native)
 
@@ -119,7 +125,8 @@ def _from_numpy(array: Array) -> Array:
 
 def _load_npy(path: Path) -> Array:
     with open(path, "rb") as file:
-        np.lib.format.read_magic(file)  # its error says what is wrong with the file; np.load's is of pickles
+        nbytes = _claimed_bytes(file)
+        _check_size(nbytes, os.fstat(file.fileno()).st_size - file.tell())
     try:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except ValueError:
@@ -127,16 +134,42 @@ def _load_npy(path: Path) -> Array:
         return np.asarray(np.load(path, allow_pickle=False))
 
 
+def _claimed_bytes(file: IO[bytes]) -> int:
+    """Read the header of a .npy stream and return the bytes of data that it claims; `ValueError` for another format."""
+    version = np.lib.format.read_magic(file)
+    if version not in _HEADERS:
+        raise ValueError(f"format version {version[0]}.{version[1]}, allowed are 1.0 and 2.0")
+    shape, _, dtype = _HEADERS[version](file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    if any(type(length) is not int or length < 0 for length in shape):
+        raise ValueError(f"shape {shape}")
+    return math.prod(shape) * dtype.itemsize
+
+
+def _check_size(claimed: int, there: int) -> None:
+    if claimed > there:
+        raise ValueError(f"its header claims {claimed} bytes of data, {there} follow")
+
+
 def _read_npz(path: Path) -> dict[str, Array]:
-    import zipfile
+    import zipfile  # here and below, because importing this package must stay quick
 
     # Not np.load, which takes a file that is no archive for a pickle and leaves it open.
-    arrays = {}
+    arrays: dict[str, Array] = {}
     with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            with archive.open(name) as entry:
-                array = np.lib.format.read_array(entry, allow_pickle=False)
-            arrays[name.removesuffix(".npy")] = _from_numpy(array)
+        length = os.path.getsize(path)
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            if name in arrays:
+                raise ValueError(f"two entries have the name {name!r}")
+            # No compression that zipfile knows makes less than a thousandth of its input.
+            if info.compress_size > length or info.file_size > 1100 * info.compress_size + 1024:
+                raise ValueError(f"entry {name!r} claims {info.file_size} bytes, compressed {info.compress_size}")
+            with archive.open(info) as entry:
+                _check_size(_claimed_bytes(entry), info.file_size)
+            with archive.open(info) as entry:
+                arrays[name] = _from_numpy(np.lib.format.read_array(entry, allow_pickle=False))
     return arrays
 
 
@@ -161,9 +194,21 @@ def _read_safetensors(path: Path) -> dict[str, Array]:
     os.stat(path)  # its OSError carries the reason as such
     try:
         with safetensors.safe_open(path, framework="np") as file:
-            return {name: np.asarray(file.get_tensor(name)) for name in file.offset_keys()}
+            names = list(file.offset_keys())
+            if not any(file.get_slice(name).get_dtype() in _FLOAT8 for name in names):
+                return {name: np.asarray(file.get_tensor(name)) for name in names}
+            entries = dict(safetensors.deserialize(path.read_bytes()))  # type: ignore[no-untyped-call]
+            return {
+                name: _float8(entries[name]) if entries[name]["dtype"] in _FLOAT8 else np.asarray(file.get_tensor(name))
+                for name in names
+            }
     except safetensors.SafetensorError as error:
         raise ValueError(str(error)) from error
+
+
+def _float8(entry: Mapping[str, Any]) -> Array:
+    values: Array = np.frombuffer(entry["data"], np.uint8).view(_FLOAT8[entry["dtype"]])
+    return values.reshape(entry["shape"])
 
 
 def _read_safetensors_metadata(path: Path) -> dict[str, str]:

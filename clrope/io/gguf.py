@@ -17,6 +17,7 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..mode import SECTION_MODES, Mode, parse_mode
+from .gguf_check import check_gguf
 from .gguf_models import (
     ARCHITECTURES,
     LOG_MULTIPLIER_AS_IT_IS,
@@ -89,10 +90,13 @@ def _read(path: Path) -> _File:
     except ImportError as error:
         raise ConfigError("reading GGUF needs the package gguf: pip install 'clrope[models]'") from error
     try:
+        check_gguf(path)
         reader = gguf.GGUFReader(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (ValueError, KeyError, IndexError) as error:
+    except ConfigError:
+        raise
+    except Exception as error:  # the reader raises many types for damaged files
         raise ConfigError(f"{path}: not a GGUF file ({error})") from error
     field = reader.get_field("general.architecture")
     if field is None:

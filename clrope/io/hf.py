@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..mode import SECTION_MODES, Mode, parse_mode
 from .hf_models import MODELS, REFUSED, UNKNOWN, ModelKind
-from .hf_rope import Setting, count, positive, real, rope_fields, rope_type_of
+from .hf_rope import MOST_DIMS, Setting, count, positive, real, rope_fields, rope_type_of
 
 #: Root keys that change RoPE in some model types; refused where the model type at hand does not read them.
 _SUSPECTS = (
@@ -46,6 +46,8 @@ def fields_from_hf(
     dim = head_dim if rope_type == "proportional" else _rotated(data, kind, part, head_dim)
     if dim % 2 or dim < 2:
         raise ConfigError(f"{part.path}: {dim} of {head_dim} elements would rotate, an even number is needed")
+    if head_dim > MOST_DIMS:
+        raise ConfigError(f"head_dim: got {head_dim}, at most {MOST_DIMS} is allowed")
     setting = Setting(
         path=part.path,
         theta=_theta(data, kind, part),
@@ -85,7 +87,7 @@ def _load(source: str | os.PathLike[str] | Mapping[str, Any]) -> Mapping[str, An
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not a JSON file ({error})") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: got a JSON {type(data).__name__}, an object is needed")

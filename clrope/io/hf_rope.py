@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,13 @@ from ..errors import ConfigError
 #: Divisor of the angle of a pair that 'proportional' leaves alone. Finite, because a divisor must be; large enough
 #: that the angle is below half a unit of the 64-bit phase (and of float32 1.0) at every position.
 UNROTATED = 1e30
+
+#: Most elements of a head: an angle table takes its maker longer than a second beyond.
+MOST_DIMS = 8192
+#: Bounds of real numbers, far beyond any model's: products and powers of them stay finite.
+LEAST_REAL, MOST_REAL = 1e-36, 1e36
+#: The largest number of elements, heads or positions.
+MOST_COUNT = (1 << 63) - 1
 
 #: Older or other names of the types.
 _ALIASES = {"su": "longrope", "mrope": "default"}
@@ -62,9 +70,20 @@ class Setting:
 
 def real(name: str, value: object) -> float:
     """Return `value` as a finite float, or raise `ConfigError` naming the key."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(float(value)):
-        raise ConfigError(f"{name}: got {value!r}, a finite number is needed")
-    return float(value)
+    number = math.nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):  # an integer beyond float64
+            number = float(value)
+    if not abs(number) <= MOST_REAL:
+        raise ConfigError(f"{name}: got {short(value)}, a finite number is needed, at most {MOST_REAL}")
+    return number
+
+
+def short(value: object) -> str:
+    """Return a value's repr, cut: Python refuses to print very long integers."""
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value)[:200]
 
 
 def positive(name: str, value: object) -> float:
@@ -72,6 +91,8 @@ def positive(name: str, value: object) -> float:
     number = real(name, value)
     if number <= 0:
         raise ConfigError(f"{name}: got {value!r}, it must be greater than 0")
+    if number < LEAST_REAL:
+        raise ConfigError(f"{name}: got {value!r}, it must be at least {LEAST_REAL}")
     return number
 
 
@@ -80,7 +101,9 @@ def count(name: str, value: object) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, Integral) or value <= 0:
-        raise ConfigError(f"{name}: got {value!r}, an integer greater than 0 is needed")
+        raise ConfigError(f"{name}: got {short(value)}, an integer greater than 0 is needed")
+    if int(value) > MOST_COUNT:
+        raise ConfigError(f"{name}: got {short(value)}, at most {MOST_COUNT} is allowed")
     return int(value)
 
 
