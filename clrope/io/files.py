@@ -11,8 +11,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import math
 import os
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -163,7 +166,7 @@ def _read_npz(path: Path) -> dict[str, Array]:
             name = info.filename.removesuffix(".npy")
             if name in arrays:
                 raise ValueError(f"two entries have the name {name!r}")
-            # No compression that zipfile knows makes less than a thousandth of its input.
+            # Deflate makes 1/1032 at best; what is compressed further is an archive made to fill the memory.
             if info.compress_size > length or info.file_size > 1100 * info.compress_size + 1024:
                 raise ValueError(f"entry {name!r} claims {info.file_size} bytes, compressed {info.compress_size}")
             with archive.open(info) as entry:
@@ -238,22 +241,64 @@ def _write_safetensors(file: IO[bytes], arrays: Mapping[str, Array], metadata: M
 
 
 def _replace(path: Path, write: Callable[[IO[bytes]], None]) -> None:
-    """Write to a temporary file and rename; whatever happens, no part of a file stays behind."""
-    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
+    """Write to a temporary file and rename; whatever happens, no part of a file stays behind.
+
+    A symbolic link is followed, and a file that is there gives the new one its mode. What a process left that was
+    killed while it wrote the same file is removed.
+    """
+    try:
+        target = Path(os.path.realpath(path))
+        if target.is_symlink():
+            raise OSError(0, "it is a link to itself")
+        before = os.stat(target) if target.exists() else None
+        if before and not stat.S_ISREG(before.st_mode):
+            raise OSError(0, "it is no regular file")
+        if before and not os.access(target, os.W_OK):
+            raise PermissionError(0, "no permission to write to it")
+        start = f".clrope-{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:12]}-"
+        _remove_leftovers(target.parent, start)
+        temporary = target.with_name(f"{start}{os.urandom(4).hex()}.part")
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from error
     try:
         with open(temporary, "xb") as file:
+            _lock(file)
             write(file)
-        os.replace(temporary, path)
+            if before:
+                os.chmod(temporary, stat.S_IMODE(before.st_mode))
+            if os.name == "nt":
+                file.close()  # only a closed file is renamed there
+            os.replace(temporary, target)
     except OSError as error:
         _discard(temporary)
-        raise RopeError(f"{path}: cannot be written ({error.strerror or error})") from error
+        raise _unwritable(path, error) from error
     except BaseException:
         _discard(temporary)
         raise
 
 
-def _discard(path: Path) -> None:
+def _unwritable(path: Path, error: Exception) -> RopeError:
+    return RopeError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})")
+
+
+def _remove_leftovers(folder: Path, start: str) -> None:
+    for leftover in folder.glob(f"{start}*.part"):
+        with contextlib.suppress(OSError), open(leftover, "r+b") as file:
+            if _lock(file):  # its writer is gone
+                leftover.unlink()
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Hold a file until it is closed; False if another process does, or if the system cannot tell."""
     try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def _discard(path: Path) -> None:
+    with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
-    except OSError:
-        return

@@ -6,6 +6,8 @@ import json
 import os
 import stat
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +221,84 @@ def test_unaligned_tensor_is_copied(tmp_path: Path) -> None:
     body = np.array([1, 2], "<f4").tobytes()
     (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + body)
     assert_equal(read_arrays(tmp_path / "a.safetensors"), {"x": np.array([1, 2], np.float32)})
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "x.npy"
+
+
+def test_an_existing_files_mode_is_kept(target: Path) -> None:
+    for mode in (0o600, 0o640, 0o755):
+        write_arrays(target, {"x": np.ones(3)})
+        target.chmod(mode)
+        write_arrays(target, {"x": np.zeros(3)})
+        assert stat.S_IMODE(target.stat().st_mode) == mode
+        assert not read_arrays(target)["x"].any()
+
+
+def test_a_symbolic_link_is_followed(target: Path) -> None:
+    elsewhere = target.parent / "folder" / "y.npy"
+    elsewhere.parent.mkdir()
+    target.symlink_to(Path("folder") / "y.npy")
+    for value in (0.0, 1.0):  # first a link to nothing
+        write_arrays(target, {"x": np.full(3, value)})
+        assert target.is_symlink()
+        assert (read_arrays(elsewhere)["x"] == value).all()
+    assert [p.name for p in elsewhere.parent.iterdir()] == ["y.npy"]
+    target.unlink()
+    target.symlink_to(target)
+    with pytest.raises(RopeError, match=r"x\.npy: cannot be written"):
+        write_arrays(target, {"x": np.ones(3)})
+
+
+@pytest.mark.parametrize("length", [249, 255])
+def test_a_long_name(tmp_path: Path, length: int) -> None:
+    path = tmp_path / ("n" * (length - 4) + ".npy")
+    write_arrays(path, {"x": np.ones(3)})
+    assert read_arrays(path)["x"].all()
+    with pytest.raises(RopeError, match="File name too long"):
+        write_arrays(tmp_path / ("n" * 252 + ".npy"), {"x": np.ones(3)})
+
+
+def test_what_is_no_regular_file_is_not_replaced(target: Path) -> None:
+    os.mkfifo(target)
+    with pytest.raises(RopeError, match="no regular file"):
+        write_arrays(target, {"x": np.ones(3)})
+    assert stat.S_ISFIFO(target.stat().st_mode)
+
+
+WRITE = """
+import signal, sys, numpy as np
+from clrope.io import files
+def write(file, array):
+    file.write(b"a part of it"); file.flush()
+    print("writing", flush=True)
+    signal.pause()
+files._write_npy = write
+files.write_arrays(sys.argv[1], {"x": np.ones(3)})
+"""
+
+
+def test_what_a_killed_process_left_is_removed(target: Path) -> None:
+    def start() -> subprocess.Popen[str]:
+        env = {**os.environ, "PYTHONPATH": str(Path(module.__file__).parents[2])}
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITE, str(target)], stdout=subprocess.PIPE, text=True, env=env
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "writing\n"
+        return process
+
+    write_arrays(target, {"x": np.zeros(3)})
+    with start() as killed, start() as alive:
+        killed.kill()
+        killed.wait()
+        assert len(list(target.parent.iterdir())) == 3
+        write_arrays(target.parent / "other.npy", {"x": np.ones(3)})
+        assert len(list(target.parent.iterdir())) == 4, "of another file"
+        write_arrays(target, {"x": np.ones(3)})
+        assert len(list(target.parent.iterdir())) == 3, "the other process still writes"
+        alive.kill()
+    write_arrays(target, {"x": np.ones(3)})
+    assert sorted(p.name for p in target.parent.iterdir()) == ["other.npy", "x.npy"]
