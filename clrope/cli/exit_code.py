@@ -17,24 +17,30 @@ from ..errors import BuildError, RopeError
 WRONG = 1
 #: Nothing could be checked or done: bad input, or no usable device.
 UNUSABLE = 2
-#: Ctrl-C, as shells number it: 128 and the signal.
-INTERRUPTED = 130
+#: Ended by a signal, as shells number it: 128 and the signal, 130 for Ctrl-C.
+BY_SIGNAL = 128
 #: The reader of stdout is gone; as of a program that SIGPIPE ends.
 CLOSED_PIPE = 141
 
 
 class Interrupted(BaseException):
-    """Ctrl-C. Not a `KeyboardInterrupt`, which typer ends in its own way."""
+    """A signal that ends the command. Not a `KeyboardInterrupt`, which typer ends in its own way."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
-def catch_ctrl_c() -> None:
-    """Make Ctrl-C raise `Interrupted`; where the caller ignores the signal, it stays ignored."""
+def catch_signals() -> None:
+    """Make Ctrl-C, SIGTERM and SIGHUP raise `Interrupted`; what the caller ignores stays ignored."""
 
-    def interrupt(*_: object) -> NoReturn:
-        raise Interrupted
+    def interrupt(number: int, _: object) -> NoReturn:
+        raise Interrupted(number)
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupt)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number and signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
+            signal.signal(number, interrupt)
 
 
 @contextmanager
@@ -47,10 +53,10 @@ def ending() -> Iterator[None]:
             # Not left to the interpreter's end, which would report a closed pipe in many lines.
             sys.stdout.flush()
     except (Interrupted, KeyboardInterrupt) as error:
-        if isinstance(error, Interrupted):
-            # A second one ends the process at once.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-        _end("interrupted", INTERRUPTED, error)
+        number = error.number if isinstance(error, Interrupted) else signal.SIGINT
+        signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+        ended = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+        _end(ended, BY_SIGNAL + number, error)
     except BrokenPipeError as error:
         _discard_output()
         raise SystemExit(CLOSED_PIPE) from error

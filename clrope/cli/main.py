@@ -10,7 +10,7 @@ import typer
 from .. import __version__
 from .bench import bench, report
 from .devices import list_devices
-from .exit_code import catch_ctrl_c, ending
+from .exit_code import catch_signals, ending
 from .explain import explain
 from .output import set_up_streams
 from .run import rotate_file
@@ -31,7 +31,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 app = typer.Typer(
     name="clrope",
-    epilog="""Exit codes: 0 all is right; 1 checked and wrong; 2 bad input, or no usable device; 130 interrupted.
+    epilog="""Exit codes: 0 all is right; 1 checked and wrong; 2 bad input, or no usable device; 130 interrupted;
+    143 ended by SIGTERM.
 
     Shell completion: `clrope --install-completion` sets it up for your shell, `clrope --show-completion` prints the
     script.
@@ -64,6 +65,6 @@ def _root(
 def main() -> None:
     """Run the command line and exit."""
     set_up_streams()
-    catch_ctrl_c()
+    catch_signals()
     with ending():
         app(prog_name="clrope")

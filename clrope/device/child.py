@@ -1,4 +1,8 @@
-"""OpenCL work in a child process, so that a driver that crashes or hangs does not affect this process."""
+"""OpenCL work in a child process, so that a driver that crashes or hangs does not affect this process.
+
+The job is one line of JSON on the child's stdin, which stays open: its end tells the child that the parent is gone.
+Each line on stdout is one entry of the results. No file is written.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +12,20 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import IO, Any, Literal, NoReturn
 
 #: `unavailable`: the child ended before it loaded OpenCL, so no driver is to blame.
 Outcome = Literal["ok", "crash", "timeout", "error", "unavailable"]
-#: Writes one entry, given by keywords, to the result file.
+#: Writes one entry, given by keywords, to the results.
 Write = Callable[..., None]
 
 #: The child gets its parent's sys.path before it imports anything, so that it finds the same packages.
-_BOOT = (
-    "import sys; sys.path[:] = sys.argv[3].split('\\n'); "
-    "import importlib; importlib.import_module(sys.argv[4]).main(sys.argv[1], sys.argv[2])"
-)
+_BOOT = "import importlib, sys; sys.path[:] = sys.argv[1].split('\\n'); importlib.import_module(sys.argv[2]).main()"
+#: Bytes kept of what a child prints.
+_OUTPUT = 4000
 #: What the child is doing before any driver is loaded.
 STARTING = "starting"
 IMPORTING = "importing PyOpenCL"
@@ -33,7 +35,7 @@ IMPORTING = "importing PyOpenCL"
 class ChildResult:
     """How a child ended: the answer; or the reason why there is none, and the stage that it had reached.
 
-    output: the end of stdout and stderr. entries: all entries of the result file, in order.
+    output: the end of stdout and stderr. entries: all entries of the results, in order.
     """
 
     outcome: Outcome
@@ -76,27 +78,40 @@ def run(
     changed = {**os.environ, "PYTHONWARNINGS": "ignore", "PYOPENCL_NO_CACHE": "1", **(env or {})}
     environment = {name: value for name, value in changed.items() if value is not None}
     packages = "\n".join(path or os.getcwd() for path in sys.path)
-    with tempfile.TemporaryDirectory(prefix="clrope-") as folder:
-        job_path, result_path, log_path = (os.path.join(folder, n) for n in ("job", "result", "log"))
-        Path(job_path).write_text(json.dumps(job), encoding="utf-8")
-        with open(log_path, "wb") as log:
-            try:
-                process = subprocess.Popen(
-                    [sys.executable, "-c", _BOOT, job_path, result_path, packages, module],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment,
-                    start_new_session=True,  # so that a hanging driver's own helpers go with it
-                )  # fmt: skip
-            except OSError as error:
-                return ChildResult("unavailable", reason=f"could not start a child process: {error}")
-            try:
-                code = process.wait(limit)
-            except subprocess.TimeoutExpired:
-                code = None
-            finally:
-                if process.poll() is None:
-                    _end(process)
-        entries = _read_result(result_path)
-        output = Path(log_path).read_bytes()[-4000:].decode(errors="replace").strip()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, packages, module],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, env=environment,
+            start_new_session=True,  # so that a hanging driver's own helpers go with it
+        )  # fmt: skip
+    except OSError as error:
+        return ChildResult("unavailable", reason=f"could not start a child process: {error}")
+    results, printed = bytearray(), bytearray()
+    pipes = [
+        threading.Thread(target=target, args=arguments, daemon=True)
+        for target, arguments in (
+            (_send, (process.stdin, json.dumps(job).encode() + b"\n")),
+            (_receive, (process.stdout, results)),
+            (_receive, (process.stderr, printed, _OUTPUT)),
+        )
+    ]
+    code = None
+    try:
+        for pipe in pipes:
+            pipe.start()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(limit)
+    finally:
+        if process.poll() is None:
+            _end(process)
+        for pipe in pipes:
+            if pipe.ident is not None:
+                pipe.join(1.0)  # a helper of the driver may have kept the other end
+        for stream in (process.stdin, process.stdout, process.stderr):
+            with contextlib.suppress(OSError):
+                stream.close()  # type: ignore[union-attr]
+    entries = _entries(bytes(results))
+    output = bytes(printed).decode(errors="replace").strip()
     stage = next((entry["stage"] for entry in reversed(entries) if "stage" in entry), STARTING)
     answer = next((entry["answer"] for entry in entries if "answer" in entry), None)
     outcome: Outcome
@@ -115,23 +130,43 @@ def run(
     return ChildResult(outcome, {}, reason, stage, output, entries)
 
 
-def serve(job_path: str, result_path: str, work: Callable[[dict[str, Any], Write], dict[str, Any]]) -> NoReturn:
+def serve(work: Callable[[dict[str, Any], Write], dict[str, Any]]) -> NoReturn:
     """In a child: run `work(job, write)`, write its answer, and leave by `os._exit`: a driver's tear-down may crash.
 
-    write: takes one entry of the result file as keywords; `stage=` names the step that comes next.
+    write: takes one entry of the results as keywords; `stage=` names the step that comes next.
     """
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    job = json.loads(Path(job_path).read_bytes())
-    with open(result_path, "w", encoding="utf-8", buffering=1) as out:
+    stdin, results = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    # Drivers may print, and may read: neither touches the pipes.
+    os.dup2(2, 1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    line = stdin.readline()
+    _end_with_parent(stdin)
 
-        def write(**entry: Any) -> None:
-            out.write(json.dumps(entry) + "\n")
+    def write(**entry: Any) -> None:
+        results.write(json.dumps(entry) + "\n")
 
-        write(answer=work(job, write))
+    write(answer=work(json.loads(line), write))
     os._exit(0)
+
+
+def _end_with_parent(stdin: IO[bytes]) -> None:
+    """End this process when its parent ends: by the kernel on Linux, and by a thread that sees the end of stdin."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+    def watch() -> None:
+        stdin.read()
+        if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def signal_name(number: int) -> str:
@@ -151,11 +186,26 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _read_result(path: str) -> list[dict[str, Any]]:
-    """Return the objects of a file of one JSON object a line; the last line may be cut off."""
+def _send(stream: IO[bytes], data: bytes) -> None:
+    with contextlib.suppress(OSError, ValueError):  # the child ended first
+        while data:
+            data = data[stream.write(data) :]
+
+
+def _receive(stream: IO[bytes], into: bytearray, most: int | None = None) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        while chunk := stream.read(1 << 16):
+            into += chunk
+            if most:
+                del into[:-most]
+
+
+def _entries(results: bytes) -> list[dict[str, Any]]:
+    """Return the objects of lines of JSON; the last line may be cut off, and a driver may have printed in between."""
     entries: list[dict[str, Any]] = []
-    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            with contextlib.suppress(ValueError):
-                entries.append(json.loads(line))
+    for line in results.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            entry = json.loads(line)
+            if isinstance(entry, dict):
+                entries.append(entry)
     return entries

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from . import child
+from .child import IMPORTING, Write, serve
 from .info import kind_of, text
 from .pocl import may_need_repair, repair_cpu, simulate_unknown_cpu
 from .procmem import loaded_libraries
@@ -97,16 +97,16 @@ class ProbeError(Exception):
         self.cause = cause
 
 
-def main(job_path: str, result_path: str) -> None:
+def main() -> None:
     """Do one job in this process, which a driver may end."""
-    child.serve(job_path, result_path, _work)
+    serve(_work)
 
 
-def _work(job: dict[str, Any], write: child.Write) -> dict[str, Any]:
+def _work(job: dict[str, Any], write: Write) -> dict[str, Any]:
     def stage(doing: str) -> None:
         write(stage=doing)
 
-    stage(child.IMPORTING)
+    stage(IMPORTING)
     import pyopencl as cl
 
     if job.get("pyopencl_home"):

@@ -51,9 +51,9 @@ _SAMPLE = 3  # tokens checked at the start, in the middle and at the end of what
 Bytes = npt.NDArray[np.uint8]
 
 
-def main(job_path: str, result_path: str) -> None:
+def main() -> None:
     """Do one job in this process, which a variant may end."""
-    child.serve(job_path, result_path, _work)
+    child.serve(_work)
 
 
 def _work(job: dict[str, Any], write: child.Write) -> dict[str, Any]:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_process import in_process
 from typer.testing import CliRunner
 
 from clrope.cli.main import app
 from clrope.io.files import read_metadata
 
 DATA = Path(__file__).parent.parent / "data"
-ROOT = Path(__file__).parent.parent.parent
-
-#: Seconds after which a process counts as hanging. No verdict depends on how long a command takes.
-HANGING = 1800
 
 Call = Callable[..., Any]
 
@@ -38,27 +32,6 @@ def call() -> Call:
         return CliRunner().invoke(app, [str(w) for w in words], catch_exceptions=False)
 
     return run
-
-
-def start(*words: object, code: str = "from clrope.cli.main import main; main()", **options: Any) -> Any:
-    """Start a command line in a process of its own. options: of `Popen`; those in capitals are variables."""
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    variables = {name: options.pop(name) for name in list(options) if name.isupper()}
-    given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, words)], cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path, **variables}, **given,
-    )  # fmt: skip
-
-
-def in_process(*words: object, **options: Any) -> Any:
-    """Run a command line in a process of its own."""
-    with start(*words, **options) as process:
-        try:
-            stdout, stderr = process.communicate(timeout=HANGING)
-        finally:
-            process.kill()
-    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import typer
-from conftest import HANGING, ROOT, start
+from cli_process import HANGING, ROOT, start
 
 from clrope import DeviceInfo
 from clrope.cli.main import COMMANDS, app
@@ -256,42 +256,39 @@ def children_of(parent: int) -> list[int]:
 SLEEP = "import time; time.sleep(3600)"
 
 
+BENCH = ["--processes", "--tiny", "--no-peers", "--rounds", "1", "--workload", "decode-1/f32/neox/out/forward"]
+PROBE = "from clrope.device import child as m; m._BOOT"
+STOPPED = [
+    (["devices", "--refresh"], PROBE, signal.SIGINT),
+    (["devices", "--refresh"], PROBE, signal.SIGTERM),
+    (["tune", "--budget", "600"], PROBE, signal.SIGINT),
+    (["bench", *BENCH], "from clrope.benchmark import processes as m; m._FIRST", signal.SIGINT),
+]
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
-@pytest.mark.parametrize(
-    ("words", "hanging"),
-    [
-        (["devices", "--refresh"], "from clrope.device import child as m; m._BOOT"),
-        (["tune", "--budget", "600"], "from clrope.device import child as m; m._BOOT"),
-        (
-            [
-                "bench",
-                "--processes",
-                "--tiny",
-                "--no-peers",
-                "--rounds",
-                "1",
-                "--workload",
-                "decode-1/f32/neox/out/forward",
-            ],
-            "from clrope.benchmark import processes as m; m._FIRST",
-        ),
-    ],
-    ids=lambda given: given[0] if isinstance(given, list) else "",
-)
-def test_ctrl_c_takes_child_processes_along(words: list[str], hanging: str) -> None:
+@pytest.mark.parametrize(("words", "hanging", "number"), STOPPED, ids=[f"{w[0]}-{n.name}" for w, _, n in STOPPED])
+def test_signals_take_child_processes_along(words: list[str], hanging: str, number: signal.Signals) -> None:
     with start(*words, code=MAIN.format(f"{hanging} = {SLEEP!r}")) as process:
         try:
             while not (children := children_of(process.pid)) and process.poll() is None:
                 time.sleep(0.02)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             _, stderr = process.communicate(timeout=HANGING)
         finally:
             process.kill()
     assert children, stderr
-    assert process.returncode == 130, stderr
-    assert stderr.splitlines()[-1] == "clrope: interrupted"
+    assert process.returncode == 128 + number, stderr
+    ended = "interrupted" if number == signal.SIGINT else "ended by SIGTERM"
+    assert stderr.splitlines()[-1] == f"clrope: {ended}"
     assert "Traceback" not in stderr
-    assert not [child for child in children if Path(f"/proc/{child}").exists()]
+    wait_until_gone(children)
+
+
+def wait_until_gone(processes: list[int]) -> None:
+    """Never returns, until the test is killed, where one of them stays."""
+    while [p for p in processes if Path(f"/proc/{p}").exists()]:
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ def test_check_of_what_a_kernel_wrote() -> None:
 
 
 def ending(monkeypatch: pytest.MonkeyPatch, text: str, stage: str = "running the kernel x") -> child.ChildResult:
-    write = f"import json, os, sys, time; f = open(sys.argv[2], 'w'); f.write(json.dumps({{'stage': {stage!r}}})"
-    monkeypatch.setattr(child, "_BOOT", write + " + chr(10)); f.flush(); " + text)
+    write = f"import json, os, sys, time; print(json.dumps({{'stage': {stage!r}}}), flush=True); "
+    monkeypatch.setattr(child, "_BOOT", write + text)
     return child.run({"job": "probe"})
 
 
@@ -56,7 +56,8 @@ def test_a_crash_is_reported_by_its_signal(monkeypatch: pytest.MonkeyPatch) -> N
     assert health.failure(result.outcome, result.reason).hint
 
 
-def test_a_hang_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hang_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = tmp_path / "there"
     monkeypatch.setenv("CLROPE_PROBE_TIMEOUT", "3")
     started: list[Hanging] = []
 
@@ -64,7 +65,6 @@ def test_a_hang_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         """A child whose time is over as soon as it hangs."""
 
         def __init__(self, command: list[str], **options: Any) -> None:
-            self.written = Path(command[4])
             super().__init__(command, **options)
             started.append(self)
 
@@ -72,13 +72,13 @@ def test_a_hang_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
             if timeout is None:
                 return super().wait()
             assert timeout == 3
-            while not (self.written.exists() and self.written.read_text().endswith("\n")):
+            while not there.exists():
                 assert self.poll() is None
                 time.sleep(0.01)
             raise subprocess.TimeoutExpired(self.args, timeout)
 
     monkeypatch.setattr(child.subprocess, "Popen", Hanging)
-    result = ending(monkeypatch, "time.sleep(3600)")
+    result = ending(monkeypatch, f"open({str(there)!r}, 'w'); time.sleep(3600)")
     assert result.outcome == "timeout"
     assert result.reason == "no answer in 3 s while running the kernel x"
     assert [process.returncode for process in started] == [-signal.SIGKILL]
@@ -100,7 +100,7 @@ def test_a_child_that_never_loads_opencl_blames_no_driver(cache: Path, monkeypat
 
 
 def test_chatter_of_a_driver_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = ending(monkeypatch, "print('noise' * 100000); f.write(json.dumps({'answer': {'cause': ''}})); f.flush()")
+    result = ending(monkeypatch, "print('noise' * 100000); print(json.dumps({'answer': {'cause': ''}}))")
     assert result.outcome == "ok"
     assert result.answer == {"cause": ""}
 

@@ -1,0 +1,80 @@
+"""A child process ends with its parent, however the parent ends, and whatever a driver does in it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from clrope.device import child
+
+JOB = """
+import os, sys, time
+from clrope.device import child
+
+def work(job, write):
+    write(stage="hanging")
+    open(job["there"], "w").write(str(os.getpid()))
+    {hang}
+
+def main():
+    {before}
+    child.serve(work)
+"""
+#: How the child hangs, and what it cannot use: a driver may hold the GIL; only Linux sends a signal.
+HANGS = {
+    "holding the GIL": ("import ctypes; ctypes.PyDLL(None).sleep(3600)", "pass"),
+    "without the signal": ("time.sleep(3600)", "sys.platform = 'another'"),
+}
+
+
+def ended(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("hang", HANGS)
+def test_a_child_ends_with_its_parent(hang: str, number: signal.Signals, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    (tmp_path / "hanging.py").write_text(JOB.format(hang=HANGS[hang][0], before=HANGS[hang][1]))
+    text = f"from clrope.device import child; child.run({{'there': {str(there)!r}}}, module='hanging')"
+    paths = os.pathsep.join([str(tmp_path), str(Path(child.__file__).parents[2])])
+    with subprocess.Popen([sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": paths}) as parent:
+        while not (there.exists() and there.read_text()):
+            assert parent.poll() is None
+            time.sleep(0.02)
+        parent.send_signal(number)
+    while not ended(int(there.read_text())):  # for ever, if it stays
+        time.sleep(0.02)
+
+
+def test_a_job_of_any_size_reaches_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "counting.py").write_text(
+        "from clrope.device import child\n"
+        "def main():\n"
+        "    print('noise before')\n"
+        "    child.serve(lambda job, write: print('noise') or input_ends() or {'n': len(job['text'])})\n"
+        "def input_ends():\n"
+        "    import sys; assert sys.stdin.read() == ''\n"
+    )
+    result = child.run({"text": "x" * 1_000_000}, module="counting")
+    assert result.answer == {"n": 1_000_000}, result
+    assert result.output == "noise"
+
+
+def test_a_job_that_nobody_reads_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "closing.py").write_text("import os\ndef main():\n    os._exit(3)\n")
+    result = child.run({"text": "x" * 10_000_000}, module="closing")
+    assert result.outcome == "unavailable"
+    assert "exit status 3" in result.reason
