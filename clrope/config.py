@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -20,15 +21,15 @@ __all__ = ["GGML_MODES", "SECTION_MODES", "Angles", "Mode", "RopeConfig", "parse
 Angles = Literal["exact", "ggml"]
 
 
-def _real(name: str, value: object) -> float:
+def _real(name: str, value: object, most: float = MOST_REAL) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ConfigError(f"{name}: got {value!r} of type {type(value).__name__}, a real number is needed")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not abs(number) <= MOST_REAL:
-        raise ConfigError(f"{name}: got {number}, it must be finite and at most {MOST_REAL}")
+    if not abs(number) <= most:
+        raise ConfigError(f"{name}: got {number}, it must be finite and at most {most}")
     return number
 
 
@@ -118,7 +119,8 @@ class RopeConfig:
                 raise ConfigError("freq_base: got 1.0, YaRN's ramp (ext_factor other than 0) is undefined there")
         if self.freq_factors is not None:
             given = _sequence("freq_factors", self.freq_factors)
-            factors = tuple(_real(f"freq_factors[{i}]", f) for i, f in enumerate(given))
+            # A pair that shall not rotate has the largest factor that there is.
+            factors = tuple(_real(f"freq_factors[{i}]", f, sys.float_info.max) for i, f in enumerate(given))
             for i, factor in enumerate(factors):
                 if abs(factor) < LEAST_REAL:
                     raise ConfigError(f"freq_factors[{i}]: got {factor:g}, angles are divided by it")

@@ -28,7 +28,7 @@ class BuildError(RopeError):
     """A kernel did not build.
 
     Attributes: `device` (name), `options` (as given to the compiler), `log` (the compiler's), `source_path` (a file
-    with the exact source that failed, so that it can be fed to another compiler).
+    with the exact source that failed, so that it can be fed to another compiler; '' if none could be written).
     """
 
     def __init__(self, device: str, options: Iterable[str], log: str, source_path: str | os.PathLike[str]) -> None:
@@ -38,8 +38,12 @@ class BuildError(RopeError):
         self.source_path = os.fspath(source_path)
         super().__init__(
             f"kernel build failed on {device}\n  options: {' '.join(self.options) or '(none)'}\n"
-            f"  source:  {self.source_path}\n  log:\n{log.strip() or '(empty)'}"
+            f"  source:  {self.source_path or '(not saved)'}\n  log:\n{log.strip() or '(empty)'}"
         )
+
+
+class CacheWarning(RuntimeWarning):
+    """The cache directory, or a file in it, cannot be used. Everything works as without it; nothing is remembered."""
 
 
 @contextmanager

@@ -260,7 +260,7 @@ class Runtime:
         with self.lock:
             found = self._programs.get(key)
             if found is None:
-                found = self._programs[key] = build(self.context, self.cl_device, spec.text, spec.options)
+                found = self._programs[key] = build(self.context, self.cl_device, spec.text, spec.options, keep=True)
             return found
 
     def remember_table(self, key: Any, make: Callable[[], Any]) -> Any:

@@ -6,12 +6,7 @@ be written is not remembered: a cache never makes a call fail.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
-import os
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +16,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from .cache_folder import cache_dir, warn_once, write_atomically
 from .environ import variable
+from .errors import RopeError
 
 T = TypeVar("T")
 
@@ -83,9 +80,11 @@ class Store(Generic[T]):
     def _change(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         with locked(self.name):
             entries = list(change(self._load()).items())[-self.most :]
-            data = msgspec.json.encode(_Contents(self.tag, dict(entries)))
-            with contextlib.suppress(OSError):
+            try:
+                data = msgspec.json.encode(_Contents(self.tag, dict(entries)))
                 write_atomically(self.path, msgspec.json.format(data, indent=1).decode())
+            except (OSError, RopeError) as error:
+                warn_once(f"{self.name}.json is not remembered: {getattr(error, 'strerror', None) or error}")
 
     @property
     def tag(self) -> str:
@@ -94,8 +93,12 @@ class Store(Generic[T]):
 
     def _load(self, path: Path | None = None) -> dict[str, Any]:
         try:
-            file = msgspec.json.decode((path or self.path).read_bytes(), type=_Contents)
-        except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
+            path = path or self.path
+            file = msgspec.json.decode(path.read_bytes(), type=_Contents)
+        except (FileNotFoundError, RopeError):
+            return {}
+        except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+            warn_once(f"{path} cannot be read and counts as empty: {error}")
             return {}
         return file.entries if file.schema == self.tag else {}
 
@@ -104,7 +107,7 @@ class Store(Generic[T]):
             entry = msgspec.convert(data, _Entry)
             if entry.expires is None or time.time() <= entry.expires:
                 return msgspec.convert(entry.record, self.kind)
-        except msgspec.ValidationError:
+        except (ValueError, OverflowError, RecursionError):  # ValidationError is a ValueError
             pass
         return None
 
@@ -142,63 +145,18 @@ class Snapshot(Generic[T]):
             self._times += 1
 
 
-def cache_dir() -> Path:
-    """Return the private cache directory (`CLROPE_CACHE_DIR`, else the user's), made if absent.
-
-    Where it cannot be used (read-only home) a temporary directory of this process takes its place: everything works,
-    nothing is remembered.
-    """
-    given = os.environ.get("CLROPE_CACHE_DIR")
-    if given:
-        path = Path(given).expanduser().absolute()
-    else:
-        import platformdirs  # here, because importing this package must stay cheap
-
-        path = Path(platformdirs.user_cache_dir("clrope", appauthor=False))
-    with contextlib.suppress(OSError):
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(path, os.R_OK | os.W_OK | os.X_OK):
-            return path
-    return _temporary_dir(os.getpid())
-
-
-@functools.cache
-def _temporary_dir(pid: int) -> Path:
-    folder = tempfile.mkdtemp(prefix="clrope-")
-
-    def remove() -> None:
-        if os.getpid() == pid:  # not at the end of a forked child
-            shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(remove)
-    return Path(folder)
-
-
 @contextlib.contextmanager
 def locked(name: str, timeout: float = 10.0) -> Iterator[bool]:
     """Hold the lock `name` of the cache directory; yields False, not held, where it could not be had in time."""
     import filelock
 
-    lock = filelock.FileLock(str(cache_dir() / f"{name}.lock"))
     try:
+        lock = filelock.FileLock(str(cache_dir() / f"{name}.lock"), mode=0o600)
         lock.acquire(timeout=timeout)
-    except (filelock.Timeout, OSError, NotImplementedError):
+    except (filelock.Timeout, OSError, NotImplementedError, RopeError):
         yield False
         return
     try:
         yield True
     finally:
         lock.release()
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader sees either the old one or the whole new one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise

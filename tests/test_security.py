@@ -1,8 +1,9 @@
-"""What SECURITY.md says of the package's code: no pickle, no network, no shell, no code from data."""
+"""What docs/security.md promises of the package's code: no pickle, no network, no shell, no code from data."""
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def problems(tree: ast.Module) -> list[str]:
     return found
 
 
-def test_the_package_keeps_what_security_md_says() -> None:
+def test_the_package_keeps_its_promises() -> None:
     assert len(FILES) > 100
     found = {str(f.relative_to(ROOT)): problems(ast.parse(f.read_text(encoding="utf-8"))) for f in FILES}
     assert not {name: what for name, what in found.items() if what}
@@ -54,3 +55,27 @@ def test_the_package_keeps_what_security_md_says() -> None:
 )  # fmt: skip
 def test_the_check_finds(text: str) -> None:
     assert problems(ast.parse(text))
+
+
+def test_programs_are_built_in_one_place() -> None:
+    """`build` takes sources, `binaries` what it kept, `probe` its own kernels."""
+    calls = {
+        path.relative_to(ROOT).as_posix(): [
+            ast.unparse(node.func).split(".")[-1]
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Call)
+        ]
+        for path in FILES
+    }
+    found = {path for path, names in calls.items() if {"Program", "create_program_with_source"} & set(names)}
+    assert found == {"kernels/build.py", "kernels/binaries.py", "device/probe.py"}
+
+
+def test_every_promise_names_a_test() -> None:
+    text = (ROOT.parent / "docs" / "security.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[^`]+)`", text)
+    assert len(named) == text.count("\n| **") >= 10
+    for name in named:
+        path, _, function = name.partition("::")
+        source = (ROOT.parent / path).read_text(encoding="utf-8")
+        assert f"def {function or 'test_'}" in source, name

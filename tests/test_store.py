@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
+import tempfile
 import threading
 import time
+import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from clrope import store
+from clrope import cache_folder, store
+from clrope.cache_folder import cache_dir, warn_once
+from clrope.errors import CacheWarning
 from clrope.store import Snapshot, Store
 
 
@@ -29,6 +35,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "cache"
     monkeypatch.setenv("CLROPE_CACHE_DIR", str(path))
     return path
+
+
+@pytest.fixture(autouse=True)
+def _warned_of_nothing() -> None:
+    warn_once.cache_clear()
 
 
 def test_put_get_and_forget(cache: Path) -> None:
@@ -54,7 +65,9 @@ def test_put_get_and_forget(cache: Path) -> None:
 def test_nonsense_reads_as_empty_and_is_replaced(cache: Path, text: str) -> None:
     THINGS.put("a", Thing(1))
     (cache / "things.json").write_text(text)
-    assert THINGS.get("a") is None
+    other = '"entries": {' in text  # another schema, or records that do not fit it
+    with nullcontext() if other else pytest.warns(CacheWarning, match="counts as empty"):
+        assert THINGS.get("a") is None
     assert THINGS.read() == {}
     THINGS.put("a", Thing(2))
     assert THINGS.get("a") == Thing(2)
@@ -63,10 +76,14 @@ def test_nonsense_reads_as_empty_and_is_replaced(cache: Path, text: str) -> None
 def test_bytes_that_are_no_text_and_a_folder_read_as_empty(cache: Path) -> None:
     cache.mkdir()
     (cache / "things.json").write_bytes(b'{"schema": "\xff\xfe"}')
-    assert THINGS.get("a") is None
+    with pytest.warns(CacheWarning, match="counts as empty"):
+        assert THINGS.get("a") is None
     (cache / "things.json").unlink()
     (cache / "things.json").mkdir()
-    THINGS.put("a", Thing(1))
+    with pytest.warns(CacheWarning) as warned:
+        THINGS.put("a", Thing(1))
+    assert ["counts as empty" in str(w.message) for w in warned] == [True, False]
+    assert str(warned[1].message) == "things.json is not remembered: Is a directory"
     assert THINGS.get("a") is None
 
 
@@ -75,6 +92,48 @@ def test_a_damaged_record_harms_no_other(cache: Path) -> None:
     path = cache / "things.json"
     path.write_text(path.read_text().replace('"value": 1', '"worth": 1'))
     assert THINGS.read() == {"b": Thing(2)}
+
+
+@pytest.mark.parametrize(
+    "number", [str(10**400), "1e999", "-1", str(2**63), str(2**64), "true", '"1"', "[" * 500 + "]" * 500]
+)
+@pytest.mark.parametrize("field", ["value", "written", "expires"])
+def test_numbers_of_any_size_are_no_error(cache: Path, field: str, number: str) -> None:
+    THINGS.put_all({"a": Thing(1), "b": Thing(2)}, keep_s=1e6)
+    path = cache / "things.json"
+    entry = json.loads(path.read_text())["entries"]["a"]
+    (entry["record"] if field == "value" else entry)[field] = "HERE"
+    text = json.dumps({"schema": "clrope.things/1", "entries": {"a": entry}}).replace('"HERE"', number)
+    path.write_text(text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CacheWarning)
+        assert isinstance(THINGS.get("a"), Thing | None)
+        THINGS.put("b", Thing(3))
+        THINGS.put("b", Thing(3))
+        assert THINGS.get("b") == Thing(3)
+
+
+def test_a_full_disk_is_no_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    THINGS.put("a", Thing(1))
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.warns(CacheWarning) as warned:
+        [THINGS.put(key, Thing(2)) for key in "bc"]
+    assert [str(w.message) for w in warned] == ["things.json is not remembered: No space left on device"]
+    assert THINGS.read() == {"a": Thing(1)}
+    assert sorted(p.name for p in cache.iterdir()) == ["things.json", "things.lock"]
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    monkeypatch.setattr(tempfile, "mkstemp", full)
+    monkeypatch.setattr(cache_folder.Path, "mkdir", full)
+    cache_folder._temporary_dir.cache_clear()
+    warn_once.cache_clear()
+    with pytest.warns(CacheWarning):
+        THINGS.put("b", Thing(2))
+    assert THINGS.read() == {}
+    with store.locked("x") as held:
+        assert not held
 
 
 def test_entries_expire(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +171,8 @@ def test_a_cache_that_cannot_be_made_is_no_error(tmp_path: Path, monkeypatch: py
     blocker = tmp_path / "file"
     blocker.write_text("")
     monkeypatch.setenv("CLROPE_CACHE_DIR", str(blocker / "cache"))
-    assert os.access(store.cache_dir(), os.W_OK)
+    with pytest.warns(CacheWarning, match="nothing is remembered: Not a directory"):
+        assert os.access(cache_dir(), os.W_OK)
     THINGS.put("a", Thing(1))
 
 

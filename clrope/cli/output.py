@@ -11,6 +11,7 @@ import locale
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
@@ -34,7 +35,7 @@ _ASCII = {"µ": "u", "×": "x", "–": "-", "π": "pi", "±": "+-", "…": "..."
 def set_up_streams() -> None:
     """Make stdout and stderr take any text: in ASCII where the locale is C, with escapes where characters are missing.
 
-    Python itself writes UTF-8 in the locale C.
+    Python itself writes UTF-8 in the locale C. Warnings become one line each.
     """
     codecs.register_error("clrope", _in_ascii)
     ascii_only = locale.nl_langinfo(locale.CODESET) in ("ANSI_X3.4-1968", "US-ASCII", "ASCII", "646")
@@ -45,6 +46,11 @@ def set_up_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, TextIOWrapper):
             stream.reconfigure(encoding="ascii" if ascii_only else None, errors="clrope")
+    warnings.showwarning = _print_warning
+
+
+def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"clrope: warning: {message}", file=sys.stderr)
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:

@@ -11,6 +11,7 @@ import os
 import threading
 from collections import ChainMap, Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceError
@@ -114,7 +115,7 @@ def _discover(before: _Listing | None, refresh: bool) -> _Listing:
         device_id = identity(device)
         ordinal = counted[tuple(device_id)]
         counted[tuple(device_id)] += 1
-        cpu, problem, notes = _repair(device, decisions, started)
+        cpu, problem, notes = _planned_repair(device, decisions, started)
         health = problem or examine(
             _health_key(device, cpu), device_id, ordinal, {**environment, **cache_environment(cpu)},
             plan.pyopencl_home(), cpu, refresh=refresh,
@@ -123,7 +124,9 @@ def _discover(before: _Listing | None, refresh: bool) -> _Listing:
             why = decisions.get(device.platform.version, Decision("", "")).reason
             if not health.ok and why and may_need_repair(device):
                 health = replace(health, reason=f"{health.reason}; {why}")
-        out.append(describe(device, p, d, health=health, loader=plan.loader, pocl_cpu=cpu, notes=notes))
+        prepare = partial(repair_cpu, cpu=cpu) if cpu else None
+        known = {"health": health, "loader": plan.loader, "pocl_cpu": cpu, "notes": notes}
+        out.append(describe(device, p, d, **known, _prepare=prepare))
     hidden = _hidden(plan, seen, counted, started)
     if hidden and not started:
         # The stored enumeration may be out of date (a device was removed): query again before reporting.
@@ -156,10 +159,10 @@ def _decide_pocl(
     }
 
 
-def _repair(
+def _planned_repair(
     device: pyopencl.Device, decisions: dict[str, Decision], started: bool
 ) -> tuple[str, Health | None, tuple[str, ...]]:
-    """Apply the decision; return the CPU name that was set, the reason that forbids the repair, and notes."""
+    """Return the CPU name that the device gets at its first use, the reason that forbids the repair, and notes."""
     decision = decisions.get(device.platform.version)
     if decision is None or not decision.cpu:
         return "", None, ()
@@ -168,7 +171,7 @@ def _repair(
         # load kernels compiled for this name.
         reason = "CLROPE_POCL_CPU is set, but PoCL was started before clrope could give it a kernel cache of its own"
         return "", failure("hidden", reason), ()
-    if current_cpu(device) == decision.cpu or (may_need_repair(device) and repair_cpu(device, decision.cpu)):
+    if current_cpu(device) == decision.cpu or may_need_repair(device):
         return decision.cpu, None, (decision.reason,)
     return "", None, ()
 

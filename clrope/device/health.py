@@ -7,7 +7,7 @@ from typing import Any
 
 from ..store import Store
 from .child import run as run_child
-from .info import Cause, Health, cpu_model
+from .info import Cause, Health, cpu_key
 from .probe import BASIC, COPY_SOURCE, source
 
 #: Seconds after which a failed device is probed again: the failure may be temporary (no memory, a busy machine).
@@ -42,7 +42,7 @@ def failure(cause: str, reason: str) -> Health:
 
 def health_key(device_id: list[str], version: str, platform_version: str, driver: list[Any], pocl_cpu: str) -> str:
     """Return the key of a stored result: device, driver file, CPU, PoCL's CPU name, and the probe's kernels."""
-    parts = [*device_id, version, platform_version, driver, cpu_model(), pocl_cpu, source(BASIC), COPY_SOURCE]
+    parts = [*device_id, version, platform_version, driver, cpu_key(), pocl_cpu, source(BASIC), COPY_SOURCE]
     return f"{device_id[1]} {hashlib.sha256(repr(parts).encode()).hexdigest()[:20]}"
 
 

@@ -16,15 +16,13 @@ import glob
 import hashlib
 import os
 import re
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..store import cache_dir
+from ..cache_folder import exact_folder
 from .procmem import loaded_libraries
 
 Origin = Literal["system", "wheel", "pip", "user"]
@@ -93,9 +91,7 @@ class LoaderPlan:
         """Return the value `PYOPENCL_HOME` must have at the first query, after PyOpenCL's import; None: as it is."""
         if not self.without_wheel:
             return None
-        home = cache_dir() / "icd" / "no-wheel"
-        (home / ".libs").mkdir(parents=True, exist_ok=True)
-        return str(home)
+        return str(exact_folder("icd/no-wheel/.libs", {}).parent)
 
     def fingerprint(self) -> str:
         """Return a key that changes whenever another set of devices may show up."""
@@ -227,22 +223,8 @@ def _pip_intel() -> Icd | None:
 def _directory(icds: list[Icd]) -> Path:
     """Return a directory of `.icd` files for these drivers; its name is a hash of its content."""
     names = [f"{i:02d}-{re.sub(r'[^A-Za-z0-9_.-]', '_', Path(icd.path).stem)}.icd" for i, icd in enumerate(icds)]
-    content = dict(zip(names, (icd.library for icd in icds), strict=True))
-    root = cache_dir() / "icd"
-    folder = root / hashlib.sha256(repr(sorted(content.items())).encode()).hexdigest()[:16]
-    if folder.is_dir():
-        return folder
-    root.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=root, prefix="new-"))
-    for name, library in content.items():
-        (temporary / name).write_text(library + "\n", encoding="utf-8")
-    try:
-        temporary.rename(folder)
-    except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if not folder.is_dir():
-            raise
-    return folder
+    files = {name: icd.library + "\n" for name, icd in zip(names, icds, strict=True)}
+    return exact_folder(f"icd/{hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()[:16]}", files)
 
 
 def _first_line(path: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -88,6 +89,8 @@ class DeviceInfo:
     #: Remarks that are not errors.
     notes: tuple[str, ...] = ()
     _cl: Any = field(default=None, repr=False, compare=False)
+    #: Called with the `pyopencl.Device` before its first use; returns whether the device is usable.
+    _prepare: Callable[[Any], bool] | None = field(default=None, repr=False, compare=False)
 
     @property
     def key(self) -> str:
@@ -112,6 +115,8 @@ class DeviceInfo:
         """The `pyopencl.Device`; `DeviceError` if there is none in this process."""
         if self._cl is None:
             raise DeviceError(self.describe_problem())
+        if self._prepare and not self._prepare(self._cl):
+            raise DeviceError(f"device {self}: PoCL's record of it does not look as it did; it was not repaired")
         device: pyopencl.Device = self._cl
         return device
 
@@ -123,8 +128,8 @@ class DeviceInfo:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary of everything here, plus `key` and `index`."""
-        known: dict[str, Any] = msgspec.to_builtins(replace(self, _cl=None))
-        del known["_cl"]
+        known: dict[str, Any] = msgspec.to_builtins(replace(self, _cl=None, _prepare=None))
+        del known["_cl"], known["_prepare"]
         widths = {name: getattr(self, name)._asdict() for name in ("preferred_widths", "native_widths")}
         return {"index": self.index, "key": self.key} | known | widths
 
@@ -197,6 +202,13 @@ def cpu_model() -> str:
     import platform
 
     return f"{platform.machine()} {platform.processor()}".strip()
+
+
+def cpu_key() -> str:
+    """Return what tells processors apart that run different code; clouds give one name to several generations."""
+    fields = cpu_fields()
+    flags = hashlib.sha256(fields.get("flags", fields.get("Features", "")).encode()).hexdigest()[:12]
+    return f"{cpu_model()} {fields.get('cpu family', '')}/{fields.get('model', '')} {flags}"
 
 
 def cpu_fields() -> dict[str, str]:

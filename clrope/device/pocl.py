@@ -13,6 +13,7 @@ names, hence a separate `POCL_CACHE_DIR` for each name.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -20,9 +21,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..store import Store, cache_dir
+from ..cache_folder import subfolder
+from ..store import Store
 from .child import run as run_child
-from .info import cpu_fields, cpu_model, text
+from .info import cpu_fields, cpu_key, text
 from .procmem import read_pointers, read_text
 
 if TYPE_CHECKING:
@@ -149,8 +151,11 @@ def cache_environment(cpu: str) -> dict[str, str | None]:
     if not cpu:
         return {}
     given = os.environ.get("POCL_CACHE_DIR")
-    folder = os.path.join(given, f"clrope-{cpu}") if given else str(cache_dir() / "pocl" / cpu)
-    os.makedirs(folder, exist_ok=True)
+    if not given:
+        return {"POCL_CACHE_DIR": str(subfolder(f"pocl/{cpu}"))}
+    folder = os.path.join(given, f"clrope-{cpu}")
+    with contextlib.suppress(OSError):  # PoCL names a directory that it cannot use
+        os.makedirs(folder, exist_ok=True)
     return {"POCL_CACHE_DIR": folder}
 
 
@@ -166,7 +171,7 @@ def decide_cpu(
     given = wanted_cpu()
     if given.lower() == "off":
         return Decision("", "the repair is turned off by CLROPE_POCL_CPU=off")
-    key = " | ".join([cpu_model(), platform_version, given, os.environ.get(SIMULATE_VARIABLE, "")])
+    key = " | ".join([cpu_key(), platform_version, given, os.environ.get(SIMULATE_VARIABLE, "")])
     known = None if refresh else _STORE.get(key)
     if known is not None:
         return known

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from ..device.info import cpu_model
+from ..device.info import cpu_key
 from ..kernels.problem import Pairing
 from ..kernels.source import kernel_hash
 from ..kernels.variant import Variant, program_files, variant_schema
@@ -56,7 +56,7 @@ def kernels_hash(pairing: Pairing) -> str:
     return hashlib.sha256(" ".join(map(kernel_hash, program_files(pairing))).encode()).hexdigest()[:16]
 
 
-_cpu = lru_cache(maxsize=1)(cpu_model)
+_cpu = lru_cache(maxsize=1)(cpu_key)
 
 
 def record_name(device: DeviceInfo, key: TuningKey) -> str:

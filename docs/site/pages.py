@@ -10,13 +10,8 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Pages of the site that are files outside of docs/.
-OUTSIDE = {
-    "index.md": "README.md",
-    **{
-        name: name
-        for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md", "examples/README.md")
-    },
-}
+SAME_NAME = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md", "examples/README.md")
+OUTSIDE = {"index.md": "README.md", **{name: name for name in SAME_NAME}}
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -36,10 +31,5 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return markdown.replace("](../docs/", "](../")
     if here == "examples/README.md":  # the programs are no pages
         return re.sub(r"\[([a-z_]+\.py)\]\(\1\)", r"`\1`", markdown)
-    for folder, page_folder in (
-        ("../README.md", "index.md"),
-        ("../bench/", "bench/"),
-        ("../CONTRIBUTING", "CONTRIBUTING"),
-    ):
-        markdown = markdown.replace(f"]({folder}", f"]({page_folder}")
-    return markdown
+    markdown = markdown.replace("](../README.md", "](index.md")
+    return re.sub(r"\]\(\.\./(?=bench/|CONTRIBUTING|SECURITY)", "](", markdown)

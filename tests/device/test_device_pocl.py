@@ -211,7 +211,7 @@ def test_an_unknown_cpu_is_repaired(script: Script, cache: Path) -> None:
     again = script(COMPUTE, **UNKNOWN)
     assert again["right"]
     assert again["jobs"] == []
-    # A device that the caller found himself, before this package was asked for anything, is repaired in place.
+    # A device that the caller found himself, before this package was asked for anything, is repaired at its first use.
     text = """
 import pyopencl as cl
 from clrope.device import pocl
@@ -220,9 +220,13 @@ device = next(d for d in known if d.driver_version.startswith("3.0"))
 pocl.simulate_unknown_cpu([device])
 before = pocl.current_cpu(device)
 info = D.device(cl.CommandQueue(cl.Context([device])))
-show(before=before, now=pocl.current_cpu(device), info=info.pocl_cpu, jobs=jobs)
+listed = pocl.current_cpu(device)
+assert info.cl_device == device
+show(before=before, listed=listed, used=pocl.current_cpu(device), info=info.pocl_cpu, jobs=jobs)
 """
-    assert script(text, **UNKNOWN) == {"before": "generic", "now": name, "info": name, "jobs": []}
+    assert script(text, **UNKNOWN) == {
+        "before": "generic", "listed": "generic", "used": name, "info": name, "jobs": [],
+    }  # fmt: skip
 
 
 @linux

@@ -14,11 +14,12 @@ import clrope
 from clrope import RopeConfig
 from clrope.angles import angle_table
 from clrope.emulation import emulate_cos_sin, emulate_rope
+from clrope.errors import ConfigError
 from clrope.kernels import cos_sin, cos_sin_ggml, gather
 from clrope.kernels.build import build
 from clrope.kernels.launch import NO_BUFFER, Launch, LaunchSpec, LocalBytes
 from clrope.kernels.problem import AngleForm, PairLayout, Problem
-from clrope.kernels.variant import STRIDED, Variant
+from clrope.kernels.variant import STRIDED, Variant, candidates
 from clrope.layout import DTYPES, Shape4, TensorView
 from clrope.runtime import queue_for
 
@@ -120,6 +121,22 @@ def test_options_say_where_the_angles_come_from(cpu: clrope.DeviceInfo) -> None:
     ):
         other = cos_sin.spec(pairs, 5, "f32", form, device)
         assert not any(option.startswith("-DW=") for option in other.options)
+
+
+@pytest.mark.parametrize("pairing", ["normal", "neox"])
+def test_options_are_names_and_numbers(cpu: clrope.DeviceInfo, pairing: Any) -> None:
+    """Nothing else reaches a compiler, whatever a configuration, a file or a tuning record holds."""
+    seen = set()
+    for dtype in DTYPES:
+        for kind in ("cpu", "gpu"):
+            for variant in candidates(kind, dtype, pairing):
+                given = problem(mode=pairing, dtype=dtype)
+                seen.update(variant.fit(given).spec(given, cpu).options)
+    assert len(seen) > 20
+    assert not [o for o in seen if not re.fullmatch(r"-cl-std=CL[0-9.]+|-D[A-Z][A-Z0-9_]*(=[A-Z0-9_]+)?", o)]
+    for damage in ({"width": "4 -cl-fast-relaxed-math"}, {"store": "plain -DX"}, {"width": 4.5}, {"kernel": "../x"}):
+        with pytest.raises(ConfigError):
+            Variant(**damage)  # type: ignore[arg-type]
 
 
 # Shape, which tokens, and whether a launch takes the batches for one: with positions of their own, with shared ones.

@@ -129,6 +129,7 @@ def test_a_changed_kernel_is_unknown(
      '{"schema": "clrope.tuning/5", "entries": []}', '{"schema": "clrope.tuning/5", "entries": {"a": 1}}', "\udcff"],
     ids=range(10),
 )  # fmt: skip
+@pytest.mark.filterwarnings("ignore::clrope.errors.CacheWarning")
 def test_a_damaged_file(cpu: clrope.DeviceInfo, cache: Path, text: str) -> None:
     (cache / "tuning.json").write_bytes(text.encode(errors="surrogateescape"))
     assert database.known(cpu, "f32", "neox").records == ()
@@ -233,6 +234,7 @@ def test_only_the_newest_are_kept(cpu: clrope.DeviceInfo, cache: Path, monkeypat
     assert found == [False, False, True, True, True]
 
 
+@pytest.mark.filterwarnings("ignore::clrope.errors.CacheWarning")
 def test_no_cache_directory(cpu: clrope.DeviceInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CLROPE_CACHE_DIR", str(tmp_path / "file" / "below"))

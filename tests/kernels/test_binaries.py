@@ -1,0 +1,114 @@
+"""Compiled programs are kept between processes, and a file that is damaged, or not there, changes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+import pytest
+
+import clrope
+from clrope.errors import BuildError
+from clrope.kernels import binaries
+from clrope.kernels.build import build
+
+SOURCE = "__kernel void f(__global int *y) { y[get_global_id(0)] = NUMBER; }"
+Result = Callable[..., int]
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CLROPE_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "programs"
+
+
+@pytest.fixture
+def result(device: clrope.DeviceInfo) -> Result:
+    """Build the kernel and return what it writes."""
+    context = cl.Context([device.cl_device])
+
+    def run(number: int = 7, keep: bool = True) -> int:
+        program = build(context, device.cl_device, SOURCE, [f"-DNUMBER={number}"], keep=keep)
+        queue, y = cl.CommandQueue(context), np.full(4, 99, np.int32)
+        buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR, hostbuf=y)
+        cl.Kernel(program, "f")(queue, (4,), None, buffer)
+        cl.enqueue_copy(queue, y, buffer)
+        assert len(set(y.tolist())) == 1
+        return int(y[0])
+
+    return run
+
+
+@pytest.fixture
+def kept(device: clrope.DeviceInfo) -> None:
+    if binaries.kept_by_driver(device.cl_device):
+        pytest.skip("this driver keeps its programs itself")
+
+
+def test_programs_are_not_kept_twice(device: clrope.DeviceInfo, programs: Path, result: Result) -> None:
+    assert result() == 7
+    assert programs.exists() != binaries.kept_by_driver(device.cl_device)
+
+
+def test_a_kept_program_is_loaded(programs: Path, kept: None, result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert result(8, keep=False) == 8
+    assert not programs.exists()
+    assert result() == 7
+    (file,) = programs.iterdir()
+    written = file.stat().st_mtime_ns
+    os.utime(file, ns=(0, 0))
+    assert result() == 7
+    assert file.stat().st_mtime_ns > written - 10**9, "loading counts as use"
+    assert result(8) == 8
+    assert len(list(programs.iterdir())) == 2
+    # What is run is what is in the file.
+    first, second = sorted(programs.iterdir(), key=lambda p: p != file)
+    first.write_bytes(second.read_bytes())
+    assert result() == 8
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda b: b"",
+        lambda b: b[:-1],
+        lambda b: b"\0" * len(b),
+        lambda b: b[:40] + b"\xff" * 40 + b[80:],
+        lambda b: None,
+    ],
+    ids=range(5),
+)
+def test_a_damaged_file_is_written_again(programs: Path, kept: None, result: Result, damage: Any) -> None:
+    assert result() == 7
+    (file,) = programs.iterdir()
+    content = file.read_bytes()
+    file.unlink()
+    changed = damage(content)
+    if changed is None:
+        file.mkdir()
+        with pytest.warns(clrope.errors.CacheWarning):
+            assert result() == 7
+    else:
+        file.write_bytes(changed)
+        assert result() == 7
+        assert file.read_bytes() != changed
+
+
+def test_a_program_that_does_not_build_is_not_kept(programs: Path, device: clrope.DeviceInfo) -> None:
+    context = cl.Context([device.cl_device])
+    with pytest.raises(BuildError):
+        build(context, device.cl_device, SOURCE, keep=True)
+    assert not programs.exists() or not list(programs.iterdir())
+
+
+def test_the_folder_does_not_grow_without_end(
+    programs: Path, kept: None, result: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binaries, "MOST", 2)
+    for number in (1, 2, 3):
+        assert result(number) == number
+    assert len(list(programs.iterdir())) == 2
