@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from .errors import ShapeError
+from .errors import ConfigError, ShapeError
 from .host_memory import empty
 from .layout import DTYPES, TensorView, dtype_name, parse_layout
 
@@ -187,6 +187,8 @@ class _Place:
 
 def _host_memory(x: Any, argument: str) -> npt.NDArray[Any]:
     if isinstance(x, np.ndarray):
+        if isinstance(x, np.ma.MaskedArray):
+            raise ShapeError(f"{argument}: got a masked array, whose mask would be ignored; pass its `data`")
         return x
     if isinstance(x, (list, tuple, int, float)) or x is None:
         raise ShapeError(
@@ -230,3 +232,10 @@ def _torch_memory(x: Any, argument: str) -> npt.NDArray[Any]:
     if x.is_conj() or x.is_neg():
         raise ShapeError(f"{argument}: the tensor has a lazy conjugate or negative bit, resolve it first")
     return np.asarray(x.numpy())
+
+
+def check_forward(forward: Any) -> bool:
+    """Return the direction as a bool: no text or array is taken for one."""
+    if not isinstance(forward, (bool, np.bool_)):
+        raise ConfigError(f"forward: got {forward!r:.80} of type {type(forward).__name__}, True or False is needed")
+    return bool(forward)

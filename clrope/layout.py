@@ -7,9 +7,11 @@ those letters; rank 3 tensors have no b. ggml writes axes fastest first: a C-ord
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from numbers import Integral
 from typing import Any, cast
 
 import ml_dtypes
@@ -96,36 +98,44 @@ class TensorView:
 
     @classmethod
     def dense(cls, shape: Sequence[int], dtype: str, layout: str = "bsnd") -> TensorView:
-        """Return the C-order tensor of `shape` (in the order of `layout`)."""
+        """Return the C-order tensor of `shape` (in the order of `layout`); raises as `from_ggml` does."""
+        _check_dtype(dtype)
         letters = parse_layout(layout, len(shape))
+        shape = [_whole("shape", length, 0) for length in shape]
+        _check_bytes("shape", math.prod(shape), dtype)
         steps: dict[str, int] = {"b": 0}
         extent: dict[str, int] = {"b": 1}
         step = 1
         for letter, length in zip(reversed(letters), reversed(list(shape)), strict=True):
-            steps[letter], extent[letter] = step, int(length)
-            step *= int(length)
+            steps[letter], extent[letter] = step, length
+            step *= length
         return cls(_by_axis(extent), _by_axis(steps), 0, dtype)
 
     @classmethod
     def from_ggml(cls, ne: Sequence[int], nb: Sequence[int], dtype: str, view_offs: int = 0) -> TensorView:
         """Describe a ggml tensor: `ne` = [D, N, S, B] lengths, `nb` byte strides in the same order, byte offset.
 
-        Raises `ShapeError` if there are more than four axes, or a stride or the offset is no multiple of the element.
+        Raises `ShapeError` for another number of axes than 1 to 4, numbers that are no integers, negative lengths or
+        offsets, a stride or an offset that is no multiple of the element, and what 64-bit byte addresses do not reach.
         """
-        if dtype not in DTYPES:
-            raise ShapeError(f"dtype: got {dtype!r}, allowed are {', '.join(DTYPES)}")
-        if len(ne) != len(nb) or not 1 <= len(ne) <= 4:
-            raise ShapeError(f"ne, nb: got {len(ne)} and {len(nb)} numbers, allowed are 1 to 4, as many of each")
-        item = DTYPES[dtype].itemsize
-        if any(int(n) % item for n in nb) or view_offs % item:
+        _check_dtype(dtype)
+        lengths, strides = ([_whole(name, n, least) for n in _listed(name, given)]
+                            for name, given, least in (("ne", ne, 0), ("nb", nb, None)))  # fmt: skip
+        if len(lengths) != len(strides) or not 1 <= len(lengths) <= 4:
             raise ShapeError(
-                f"nb: got {list(nb)} at offset {view_offs}, multiples of the element size {item} are needed"
+                f"ne, nb: got {len(lengths)} and {len(strides)} numbers, allowed are 1 to 4, as many of each"
             )
-        lengths = [int(n) for n in ne] + [1] * (4 - len(ne))
-        steps = [int(n) // item for n in nb]
+        item = DTYPES[dtype].itemsize
+        start = _whole("view_offs", view_offs, 0)
+        if any(n % item for n in strides) or start % item:
+            raise ShapeError(f"nb: got {strides} at offset {start}, multiples of the element size {item} are needed")
+        steps = [n // item for n in strides]
+        lengths += [1] * (4 - len(lengths))
         while len(steps) < 4:
             steps.append(steps[-1] * lengths[len(steps) - 1])
-        return cls(cast(Shape4, tuple(lengths[::-1])), cast(Shape4, tuple(steps[::-1])), view_offs // item, dtype)
+        view = cls(cast(Shape4, tuple(lengths[::-1])), cast(Shape4, tuple(steps[::-1])), start // item, dtype)
+        _check_bytes("ne, nb", max(view.size, *map(abs, view.span), *map(abs, steps)), dtype)
+        return view
 
     def to_ggml(self) -> tuple[list[int], list[int], int]:
         """Return (ne, nb, view_offs): lengths and byte strides in ggml's order [D, N, S, B], and the byte offset."""
@@ -174,10 +184,12 @@ class TensorView:
             return False
         if self.size > reach + 1:
             return True
-        places = np.zeros(reach + 1, dtype=bool)
         index = np.zeros(1, dtype=np.int64)
         for step, length in axes:
             index = (index[:, None] + np.arange(length, dtype=np.int64) * step).ravel()
+        if reach > 16 * self.size:  # a table of all places would be larger than the tensor
+            return np.unique(index).size < self.size
+        places = np.zeros(reach + 1, dtype=bool)
         places[index] = True
         return int(np.count_nonzero(places)) < self.size
 
@@ -213,3 +225,29 @@ def _view(
 
 def _by_axis(values: dict[str, int]) -> Shape4:
     return values["b"], values["s"], values["n"], values["d"]
+
+
+def _check_dtype(dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise ShapeError(f"dtype: got {dtype!r}, allowed are {', '.join(DTYPES)}")
+
+
+def _listed(name: str, numbers: Any) -> list[Any]:
+    try:
+        return list(numbers)
+    except TypeError:
+        raise ShapeError(f"{name}: got {numbers!r}, a sequence of integers is needed") from None
+
+
+def _whole(name: str, value: Any, least: int | None = None) -> int:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, Integral):
+        raise ShapeError(f"{name}: got {value!r} of type {type(value).__name__}, an integer is needed")
+    number = int(value)
+    if least is not None and number < least:
+        raise ShapeError(f"{name}: got {number}, at least {least} is needed")
+    return number
+
+
+def _check_bytes(name: str, elements: int, dtype: str) -> None:
+    if elements * DTYPES[dtype].itemsize >= 1 << 63:
+        raise ShapeError(f"{name}: {elements} elements of {dtype} are beyond 64-bit byte addresses")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import Operand, check_out, empty_like, operand
+from .arrays import Operand, check_forward, check_out, empty_like, operand
 from .config import RopeConfig
 from .device import DeviceInfo
 from .errors import ConfigError, DeviceError, ShapeError
@@ -22,7 +22,7 @@ from .plan.plan import EmptyPlan, Plan
 from .plan.recent import RecentCall
 from .plan.template import CallTemplate, Transfer, describe
 from .positions import position_rows
-from .runtime import QueueState, Runtime, keep, queue_for, runtime_for, runtimes, wait_on_host
+from .runtime import QueueState, Runtime, check_events, keep, queue_for, runtime_for, runtimes, wait_on_host
 from .select import database
 
 if TYPE_CHECKING:
@@ -80,10 +80,12 @@ class Rope:
                 result = recent.run(inputs, several, positions, forward, layout)
                 if result is not None:
                     return result
+        forward = check_forward(forward)
+        waits = check_events(wait_for) if wait_for else ()
         found = self._known(inputs, several, out, forward, layout)
         if found is None:
             plan = self.plan(x, positions, forward, out, layout)
-            result = plan.run(wait_for=wait_for)
+            result = plan.run(wait_for=waits)
             self._remember(plan, inputs, several, out, forward, layout)
             return result
         template, outputs, memories, queue = found
@@ -99,9 +101,9 @@ class Rope:
             except (ShapeError, ConfigError) as error:
                 raise type(error)(f"{error}\n  in {call_text(x, positions, self.config, layout)}") from error
         call = template.compiled(places.form)
-        if wait_for and template.all_on_host:
-            wait_on_host(wait_for)
-        return template.run(call, queue, inputs, outputs, memories, places, wait_for or (), layout)
+        if waits and template.all_on_host:
+            wait_on_host(waits)
+        return template.run(call, queue, inputs, outputs, memories, places, waits, layout)
 
     def _known(
         self, inputs: list[Any], several: bool, out: Any, forward: bool, layout: str
@@ -136,7 +138,7 @@ class Rope:
             outputs = [out]
         if len(outputs) != len(inputs) or not inputs or type(layout) is not str:
             return None
-        key: list[Any] = [self.config, self.variant, bool(forward), layout, several, database.generation()]
+        key: list[Any] = [self.config, self.variant, forward, layout, several, database.generation()]
         memories: list[Any] = []
         hosts = 0
         for a, b in zip(inputs, outputs, strict=True):
@@ -302,8 +304,8 @@ class Rope:
             return EmptyPlan(made_outputs(inputs, outputs, None), several)
         runtime, queue = self.target_of(inputs)
         template = CallTemplate(
-            runtime, list(zip(inputs, outputs, strict=True)), pairs, source, forward=bool(forward), several=several,
-            variant=self.variant, transfer=transfer,
+            runtime, list(zip(inputs, outputs, strict=True)), pairs, source, forward=check_forward(forward),
+            several=several, variant=self.variant, transfer=transfer,
         )  # fmt: skip
         return Plan(template, made_outputs(inputs, outputs, (template, queue)), source, where, queue)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,8 @@ def packed_positions(cu_seqlens: Any, total: int, offsets: Any = None) -> I64:
     cu_seqlens: [n + 1] integers, ascending from 0 to T, as FlashAttention and vLLM use them: sequence j holds tokens
     cu_seqlens[j] ... cu_seqlens[j+1] - 1 and counts from offsets[j] (0 without offsets).
     """
+    if isinstance(total, bool) or not isinstance(total, Integral) or total < 0:
+        raise ShapeError(f"total: got {total!r}, the number of tokens is needed")
     bounds = _wide(_integers(cu_seqlens, "cu_seqlens"), "cu_seqlens")
     if bounds.ndim != 1 or bounds.shape[0] < 2:
         raise ShapeError(f"cu_seqlens: got shape {list(bounds.shape)}, a vector of at least 2 bounds is needed")
@@ -113,7 +116,12 @@ def packed_positions(cu_seqlens: Any, total: int, offsets: Any = None) -> I64:
 
 
 def _integers(positions: Any, name: str = "positions") -> npt.NDArray[Any]:
-    array = np.asarray(positions)
+    try:
+        array = np.asarray(positions)
+    except (ValueError, TypeError, OverflowError) as error:  # rows of different lengths, for one
+        raise ShapeError(f"{name}: got {type(positions).__name__} that is no array ({error})") from None
+    if isinstance(positions, np.ma.MaskedArray):
+        raise ShapeError(f"{name}: got a masked array, whose mask would be ignored; allowed are arrays of integers")
     if array.size == 0 and array.dtype == np.float64 and not isinstance(positions, np.ndarray):
         array = array.astype(np.int64)  # an empty list has no dtype of its own
     if array.dtype.kind not in "iu":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from .device import DeviceInfo, device
 from .device.discovery import check_fork
-from .errors import DeviceError
+from .errors import DeviceError, ShapeError
 from .kernels.build import build
 from .kernels.launch import LaunchSpec
 
@@ -433,6 +433,16 @@ def queue_for(selector: Selector = None) -> pyopencl.CommandQueue:
         check_fork()
         return selector
     return runtime_for(selector).queue
+
+
+def check_events(events: Any) -> list[Any]:
+    """Return the events of `wait_for` as a list; raises `ShapeError` for anything else."""
+    import pyopencl as cl
+
+    found = list(events) if isinstance(events, Iterable) else [None]
+    if not all(isinstance(event, cl.Event) for event in found):
+        raise ShapeError(f"wait_for: got {events!r:.80}, a sequence of pyopencl.Event is needed")
+    return found
 
 
 def failed(events: Sequence[Any]) -> DeviceError | None:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .arrays import Operand, operand
+from .arrays import Operand, check_forward, operand
 from .config import RopeConfig, parse_mode
 from .errors import ConfigError, ShapeError
 from .kernels.problem import PairLayout
@@ -128,8 +128,8 @@ def rotate_plan(
     template = runtime.calls.get(key)
     if template is None:
         template = CallTemplate(
-            runtime, [(x_operand, outputs[0])], [layout_of_pairs], columns, forward=forward, several=False,
-            variant=variant, transfer=transfer,
+            runtime, [(x_operand, outputs[0])], [layout_of_pairs], columns, forward=check_forward(forward),
+            several=False, variant=variant, transfer=transfer,
         )  # fmt: skip
         runtime.remember_call(key, template)
     return Plan(template, made_outputs([x_operand], outputs, (template, queue)), source, where, queue)

@@ -87,6 +87,21 @@ def test_refused_layouts(layout: Any, rank: int, message: str) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: TensorView.from_ggml([8.5, 2], [4, 32], "f32"), "ne: got 8.5 of type float, an integer is needed"),
+        (lambda: TensorView.from_ggml(["8", 2], [4, 32], "f32"), "ne: got '8' of type str"),
+        (lambda: TensorView.from_ggml([True, 2], [4, 32], "f32"), "ne: got True of type bool"),
+        (lambda: TensorView.from_ggml([8, -2], [4, 32], "f32"), "ne: got -2, at least 0 is needed"),
+        (lambda: TensorView.from_ggml(8, [4], "f32"), "ne: got 8, a sequence of integers is needed"),
+        (lambda: TensorView.from_ggml([8, 2], [4, 32.5], "f32"), "nb: got 32.5 of type float"),
+        (lambda: TensorView.from_ggml([8, 2], [4, 32], "f32", -4), "view_offs: got -4, at least 0"),
+        (lambda: TensorView.from_ggml([8, 2], [4, 32], "f32", 4.0), "view_offs: got 4.0 of type float"),
+        (lambda: TensorView.from_ggml([8, 2], [4, 32], "f32", 2**63), "beyond 64-bit byte addresses"),
+        (lambda: TensorView.from_ggml([8, 2], [4, 2**63], "f32"), "beyond 64-bit byte addresses"),
+        (lambda: TensorView.from_ggml([2**40, 2**40], [1, 0], "f8e5m2"), "beyond 64-bit byte addresses"),
+        (lambda: TensorView.dense((1, 2, 3, 2.5), "f32"), "shape: got 2.5 of type float"),
+        (lambda: TensorView.dense((1, 2, -3, 4), "f32"), "shape: got -3, at least 0 is needed"),
+        (lambda: TensorView.dense((2**31, 2**31, 1, 4), "f32"), "beyond 64-bit byte addresses"),
+        (lambda: TensorView.dense((1, 2, 3, 4), "f33"), "dtype: got 'f33', allowed are f16"),
         (lambda: TensorView.from_ggml([8], [4], "q4_0"), "dtype: got 'q4_0', allowed are f16, bf16, f32, f64"),
         (lambda: TensorView.from_ggml([8, 1], [4], "f32"), "ne, nb: got 2 and 1 numbers, allowed are 1 to 4"),
         (lambda: TensorView.from_ggml([], [], "f32"), "ne, nb: got 0 and 0 numbers"),
@@ -144,6 +159,13 @@ def test_empty_and_broadcast() -> None:
     assert (empty.span, empty.size, empty.overlaps_itself) == ((5, 5), 0, False)
     assert TensorView((2, 3, 2, 8), (0, 16, 8, 1), 0, "f32").overlaps_itself
     assert not TensorView((1, 3, 2, 8), (0, 16, 8, 1), 0, "f32").overlaps_itself
+
+
+def test_overlap_of_what_is_spread_far(rng: np.random.Generator) -> None:
+    """No table of the whole range is made."""
+    far = 1 << 40
+    assert not TensorView((1, 3, 2, 4), (0, far, far + 4, 1), 0, "f32").overlaps_itself
+    assert TensorView((1, 3, 2, 4), (0, far, 2 * far, 1), 0, "f32").overlaps_itself
 
 
 def test_parts() -> None:

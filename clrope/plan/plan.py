@@ -12,7 +12,7 @@ from ..arrays import Operand, check_out, operand
 from ..errors import ShapeError
 from ..kernels.launch import LaunchSpec
 from ..kernels.variant import Variant
-from ..runtime import launch_error, pending, wait_on_host
+from ..runtime import check_events, launch_error, pending, wait_on_host
 from .angle_sources import COUNTING, LIMIT, Positions, counting_from
 from .bound import AngleSource, BoundCall
 from .template import CallTemplate
@@ -109,6 +109,7 @@ class Plan:
             if quick is not None and x is None and not wait_for and quick(self, positions):
                 return self._result
             self._runtime.check()
+            waits = check_events(wait_for) if wait_for else ()
             if x is not None:
                 self._take(x)
             if positions is not None:
@@ -116,11 +117,11 @@ class Plan:
             elif not self._source.constant:
                 self._bound.place(self._queue, self._source, self._positions)
             if self._template.all_on_host:
-                if wait_for:
-                    wait_on_host(wait_for)
+                if waits:
+                    wait_on_host(waits)
                 self._bound.run_on_host(self._queue, self._operands)
             else:
-                self._run_on_device(wait_for or ())
+                self._run_on_device(waits)
             if self._quick is None and self._source.constant:
                 self._quick = self._quick_on_host() if self._template.all_on_host else self._quick_on_device()
             return self._result
