@@ -6,6 +6,7 @@ No healthy device at all is a failure of those tests, never a skip.
 from __future__ import annotations
 
 import os
+import random
 import sys
 import time
 import zlib
@@ -68,7 +69,16 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.line(line)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run every parameter set of tests marked `one_in`")
+
+
+@pytest.hookimpl(trylast=True)  # after -k and -m
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--all"):
+        drawn = draw(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in drawn])
+        items[:] = [item for item in items if item in drawn]
     for item in items:
         spec = getattr(item, "callspec", None)
         tested = spec.params.get("device") if spec is not None else None
@@ -76,6 +86,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             row = expected_failure(tested, item.nodeid)
             if row is not None:
                 item.add_marker(pytest.mark.xfail(reason=row.reason, strict=True))
+
+
+def draw(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the items of a run: of the parameter sets of a test marked `one_in(n)` a share drawn by the run's seed."""
+    groups: dict[tuple[object, ...], list[pytest.Item]] = {}
+    drawn = set(items)
+    for item in items:
+        if item.get_closest_marker("one_in"):
+            tested = item.callspec.params.get("device")  # type: ignore[attr-defined]
+            groups.setdefault((item.path, getattr(item, "originalname", ""), tested), []).append(item)
+    for group in groups.values():
+        marker = group[0].get_closest_marker("one_in")
+        assert marker is not None
+        rng = random.Random(f"{SEED} {group[0].nodeid}")
+        drawn.difference_update(rng.sample(group, len(group) - -(-len(group) // marker.args[0])))
+    return drawn
 
 
 @pytest.fixture(scope="session", params=tested_devices() or (None,), ids=lambda d: short_name(d) if d else "none")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def made(platform: str = "Portable Computing Language", driver: str = "3.0") -> 
     return absent(platform, "some CPU", Health("ok"), driver_version=driver)
 
 
-def inner(pytester: pytest.Pytester, listed: str, test: str, rows: str = "()") -> Any:
+def inner(pytester: pytest.Pytester, listed: str, test: str, rows: str = "()", options: tuple[str, ...] = ()) -> Any:
     """Run a test under this folder's conftest on made-up devices, in a process of its own."""
     pytester.makeconftest(f"""
 import sys
@@ -39,9 +40,9 @@ expected_failures.expected_failure.__defaults__ = ({rows},)
 exec(compile(open({str(HERE / "conftest.py")!r}).read(), "conftest.py", "exec"))
 """)
     pytester.makepyfile(test_inner=test)
-    pytester.makeini("[pytest]\nxfail_strict = true\n")
+    pytester.makeini("[pytest]\nxfail_strict = true\nmarkers = one_in(n): as in pyproject.toml\n")
     os.environ.pop("PYTEST_ADDOPTS", None)
-    return pytester.runpytest_subprocess("-ra", "-p", "no:cacheprovider")
+    return pytester.runpytest_subprocess("-ra", "-p", "no:cacheprovider", *options)
 
 
 def listed(platform: str, health: str) -> str:
@@ -113,3 +114,29 @@ def test_short_names() -> None:
 def test_the_devices_here_are_healthy(devices: tuple[DeviceInfo, ...]) -> None:
     assert all(d.health.ok and not d.simulator for d in devices)
     assert len({short_name(d) for d in devices}) == len(devices)
+
+
+def test_a_run_draws_some_of_many_parameter_sets(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = """
+import pytest
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("a", range(5))
+@pytest.mark.parametrize("b", "xy")
+def test_many(a, b): pass
+
+@pytest.mark.parametrize("a", range(5))
+def test_few(a): pass
+"""
+
+    def run(*options: str, seed: int = 1) -> frozenset[str]:
+        monkeypatch.setenv("PYTEST_RUN_SEED", str(seed))
+        result = inner(pytester, listed("Fine", OK), test, options=("-v", *options))
+        return frozenset(re.findall(r"(test_\w+\[\S+\]) PASSED", result.stdout.str()))
+
+    assert len(run("--all")) == 15
+    runs = [run(seed=seed) for seed in range(3)]
+    assert [len(names) for names in runs] == [4 + 5] * 3
+    assert run(seed=2) == runs[2]
+    assert len(set(runs)) > 1
+    assert len(run("-k", "x-3")) == 1, "what is asked for is run"

@@ -38,6 +38,7 @@ def test_modes_and_types(device: clrope.DeviceInfo, mode: str, dtype: str, out: 
         run(replace(case, seed=seed + len(shape)), device)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("n_dims", [2, 4, 6, 14, 16, 30, 32, 34, 62])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("mode", ["normal", "neox", "imrope"])
@@ -98,6 +99,7 @@ def test_odd_sizes(device: clrope.DeviceInfo, shape: tuple[int, ...], seed: int)
             run(Case({"mode": mode}, shape, dtype, "bsnd", "S", "uint16", high=65535, seed=seed), device)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("pairing", ["normal", "neox"])
 def test_every_variant_gives_the_same_bits(device: clrope.DeviceInfo, pairing: str, dtype: str, seed: int) -> None:

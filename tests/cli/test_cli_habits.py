@@ -138,6 +138,7 @@ SHOWN = (
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("words", "columns"),
     [
