@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ pytest_plugins = ["pytester"]
 
 OK = 'Health("ok")'
 SICK = 'Health("unhealthy", "wrong", "the kernel half gave 3 wrong values", "use another one")'
+
+INI = "[pytest]\nxfail_strict = true\nmarkers = one_in(n): as in pyproject.toml\n"
 
 
 def made(platform: str = "Portable Computing Language", driver: str = "3.0") -> DeviceInfo:
@@ -40,7 +42,7 @@ expected_failures.expected_failure.__defaults__ = ({rows},)
 exec(compile(open({str(HERE / "conftest.py")!r}).read(), "conftest.py", "exec"))
 """)
     pytester.makepyfile(test_inner=test)
-    pytester.makeini("[pytest]\nxfail_strict = true\nmarkers = one_in(n): as in pyproject.toml\n")
+    pytester.makeini(INI)
     os.environ.pop("PYTEST_ADDOPTS", None)
     return pytester.runpytest_subprocess("-ra", "-p", "no:cacheprovider", *options)
 
@@ -52,10 +54,11 @@ def listed(platform: str, health: str) -> str:
 TEST = "def test_it(device):\n    assert device.health.ok\n"
 
 
-def test_a_broken_device_is_named(pytester: pytest.Pytester) -> None:
-    devices = ", ".join([listed("Fine", OK), listed("Rusticl", SICK), listed("Oclgrind", OK)])
+def test_healthy_devices_are_tested_and_broken_ones_named(pytester: pytest.Pytester) -> None:
+    healthy = [listed("Fine", OK), listed("Intel", OK)]
+    devices = ", ".join([*healthy, listed("Rusticl", SICK), listed("Oclgrind", OK)])
     result = inner(pytester, devices, TEST)
-    result.assert_outcomes(passed=1)
+    result.assert_outcomes(passed=2)
     text = result.stdout.str()
     assert text.count("NOT TESTED: some CPU [Rusticl, -]: unhealthy: the kernel half gave 3 wrong values") == 2
     assert "not tested: some CPU [Oclgrind, -]: a simulator" in text
@@ -71,11 +74,6 @@ def test_none_healthy_is_a_failure(pytester: pytest.Pytester) -> None:
         assert "no healthy OpenCL device: " in text
         assert "OpenCL device: NONE is healthy" in text
         assert ("none was found" in text) == (devices == "")
-
-
-def test_every_healthy_device_is_tested(pytester: pytest.Pytester) -> None:
-    result = inner(pytester, ", ".join(listed(name, OK) for name in ("Fine", "Rusticl", "Intel")), TEST)
-    result.assert_outcomes(passed=3)
 
 
 def test_expected_failures_are_strict(pytester: pytest.Pytester) -> None:
@@ -116,8 +114,7 @@ def test_the_devices_here_are_healthy(devices: tuple[DeviceInfo, ...]) -> None:
     assert len({short_name(d) for d in devices}) == len(devices)
 
 
-def test_a_run_draws_some_of_many_parameter_sets(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    test = """
+DRAWN = """
 import pytest
 
 @pytest.mark.one_in(3)
@@ -129,14 +126,22 @@ def test_many(a, b): pass
 def test_few(a): pass
 """
 
-    def run(*options: str, seed: int = 1) -> frozenset[str]:
-        monkeypatch.setenv("PYTEST_RUN_SEED", str(seed))
-        result = inner(pytester, listed("Fine", OK), test, options=("-v", *options))
-        return frozenset(re.findall(r"(test_\w+\[\S+\]) PASSED", result.stdout.str()))
 
-    assert len(run("--all")) == 15
-    runs = [run(seed=seed) for seed in range(3)]
-    assert [len(names) for names in runs] == [4 + 5] * 3
-    assert run(seed=2) == runs[2]
-    assert len(set(runs)) > 1
-    assert len(run("-k", "x-3")) == 1, "what is asked for is run"
+def test_a_run_draws_some_of_many_parameter_sets(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytester.makeini(INI)
+    items, _ = pytester.inline_genitems(pytester.makepyfile(test_drawn=DRAWN))
+    rules = sys.modules["conftest"]
+
+    def names(seed: int) -> frozenset[str]:
+        monkeypatch.setattr(rules, "SEED", seed)
+        return frozenset(item.name for item in rules.draw(items))
+
+    runs = [names(seed) for seed in range(20)]
+    assert {len(run) for run in runs} == {4 + 5}
+    assert len(set(runs)) > 10
+    assert names(2) == runs[2]
+
+
+def test_what_is_asked_for_is_run(pytester: pytest.Pytester) -> None:
+    inner(pytester, listed("Fine", OK), DRAWN, options=("-k", "x-3")).assert_outcomes(passed=1, deselected=14)
+    inner(pytester, listed("Fine", OK), DRAWN, options=("--all",)).assert_outcomes(passed=15)

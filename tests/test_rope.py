@@ -27,6 +27,7 @@ def form(mode: str) -> str:
     return "4BS" if "sections" in MODES[mode] else "BS"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("forward", [True, False], ids=["forward", "back"])
 @pytest.mark.parametrize("out", [None, "in place"], ids=["new", "inplace"])
 @pytest.mark.parametrize("dtype", TYPES)
@@ -99,7 +100,7 @@ def test_odd_sizes(device: clrope.DeviceInfo, shape: tuple[int, ...], seed: int)
             run(Case({"mode": mode}, shape, dtype, "bsnd", "S", "uint16", high=65535, seed=seed), device)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("pairing", ["normal", "neox"])
 def test_every_variant_gives_the_same_bits(device: clrope.DeviceInfo, pairing: str, dtype: str, seed: int) -> None:

@@ -25,6 +25,7 @@ def wide(table: np.ndarray, dtype: str) -> np.ndarray:
     return table.astype(np.float64 if dtype == "f64" else np.float32)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("out", [None, "in place", "given"])
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("dtype", TYPES)
@@ -70,6 +71,7 @@ def test_per_token(device: clrope.DeviceInfo, dtype: str, batched: bool, rng: np
             assert same(clrope.rotate(x[0], cos, sin, mode=mode, device=device.index), want[0]).all()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("full_tables", ["halves", "interleaved"])
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("dtype", TYPES)

@@ -43,6 +43,7 @@ def rotated(device: clrope.DeviceInfo, x: Any, out: Any, config: RopeConfig, var
     return plan.variants
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_host_memory(device: clrope.DeviceInfo, rng: np.random.Generator, mode: Any, dtype: str) -> None:
@@ -62,7 +63,7 @@ def test_host_memory(device: clrope.DeviceInfo, rng: np.random.Generator, mode: 
         )
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -179,7 +180,7 @@ POSITIONS = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("where", POSITIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", ["normal", "neox"])
@@ -262,7 +263,7 @@ def test_what_cannot_be_fused_is_cached(device: clrope.DeviceInfo, rng: np.rando
     np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 def test_tiled(device: clrope.DeviceInfo, rng: np.random.Generator, mode: Any, dtype: str, seed: int) -> None:
@@ -354,7 +355,7 @@ def test_q_and_k_on_the_device_share_an_event(device: clrope.DeviceInfo, rng: np
             np.testing.assert_array_equal(y.get().view(np.uint32), want.view(np.uint32))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("n_dims", [20, 62, 94])
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -381,7 +382,7 @@ def test_pairs_that_are_left_over(
     rotated(device, whole, whole, config, variant)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("store", ["plain", "nontemporal", "staged"])
 @pytest.mark.parametrize("n_offs", [0, 32])
 @pytest.mark.parametrize("mode", ["normal", "neox"])

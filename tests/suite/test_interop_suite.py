@@ -41,6 +41,7 @@ def has(text: str) -> bool:
     return not needs or importlib.util.find_spec(needs) is not None
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("text", SAMPLES)
 def test_adapters_pass_on_every_device(text: str, devices: tuple[DeviceInfo, ...], seed: int) -> None:
     print(f"seed {seed}")
@@ -93,7 +94,7 @@ def _one_value(real: Run, plan: Plan) -> Any:
     return plan.out
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("wrong", [_nothing, _negated, _one_value])
 @pytest.mark.parametrize("text", [*FEW, "TORCH( from=tables", "TORCH_BACKWARD( type=f32", "ONNX_BACKEND( type=f32"])
 def test_whatever_is_wrong_fails(
