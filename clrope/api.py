@@ -9,6 +9,7 @@ from .config import RopeConfig
 from .device import DeviceInfo
 from .environ import variable
 from .errors import ConfigError, ShapeError
+from .mode import modes_text
 from .operation import Rope
 from .positions import packed_positions
 from .runtime import OPERATIONS_KEPT, keep, runtimes
@@ -50,7 +51,9 @@ def rope(
     """
     if config is None:
         if "mode" not in fields:
-            raise ConfigError("mode: not given; it has no default because a wrong pairing gives fluent garbage")
+            raise ConfigError(
+                f"mode: not given, allowed are {modes_text()}; it has no default, since no error shows a wrong one"
+            )
         config = RopeConfig(**_known(fields))
     elif fields:
         raise ConfigError(f"config: given together with {', '.join(sorted(fields))}; use dataclasses.replace")
@@ -88,7 +91,7 @@ def _packed(x: Any, positions: Any, layout: str, cu_seqlens: Any, offsets: Any) 
         raise ShapeError("positions: given together with cu_seqlens, which makes them")
     views = [operand(a, layout).view for a in (x if isinstance(x, (tuple, list)) else [x])]
     if any(view.shape[0] != 1 for view in views):
-        raise ShapeError(f"cu_seqlens: sequences are packed into one batch, x has {views[0].shape[0]}")
+        raise ShapeError(f"cu_seqlens: got x of {views[0].shape[0]} batches, packed sequences need 1")
     return packed_positions(cu_seqlens, views[0].shape[1], offsets)
 
 

@@ -61,7 +61,9 @@ def operand(x: Any, layout: str, argument: str = "x", *, writable: bool = False)
     if is_opencl_array(x):
         offset, rest = divmod(int(x.offset), DTYPES[dtype_name(x.dtype, argument)].itemsize)
         if rest:
-            raise ShapeError(f"{argument}: the array's offset {x.offset} is no multiple of its element size")
+            raise ShapeError(
+                f"{argument}: got offset {x.offset}, a multiple of the element size {x.dtype.itemsize} is needed"
+            )
         letters = parse_layout(layout, len(x.shape), argument)
         return Operand(x, "opencl", TensorView.of_array(x, layout, offset, argument), letters, array=x)
     if _is_torch(x):
@@ -71,9 +73,9 @@ def operand(x: Any, layout: str, argument: str = "x", *, writable: bool = False)
     letters = parse_layout(layout, host.ndim, argument)
     dtype_name(host.dtype, argument)
     if not host.flags.aligned:
-        raise ShapeError(f"{argument}: its memory is not aligned to its element size, OpenCL kernels need that")
+        raise ShapeError(f"{argument}: its memory is not aligned to its elements of {host.itemsize} bytes; pass a copy")
     if writable and not host.flags.writeable:
-        raise ShapeError(f"{argument}: the array is read-only")
+        raise ShapeError(f"{argument}: the array is read-only, a writable one is needed")
     view = TensorView.of_array(host, layout, 0, argument)
     return Operand(x, "torch" if kind == "torch" else "numpy", view, letters, host=host)
 

@@ -17,7 +17,7 @@ import cachetools
 import numpy as np
 
 from .device import DeviceInfo, device
-from .device.discovery import check_fork
+from .device.discovery import FORKED, check_fork
 from .errors import DeviceError, ShapeError
 from .kernels.build import build
 from .kernels.launch import LaunchSpec
@@ -212,7 +212,7 @@ class Runtime:
         """Raise `DeviceError` in a process forked after this runtime was made."""
         if os.getpid() != self.pid:
             check_fork()
-            raise DeviceError("device: this process was forked after OpenCL had been started in its parent")
+            raise DeviceError(FORKED)
 
     @contextmanager
     def using(self, queue: pyopencl.CommandQueue, memory: Any) -> Iterator[None]:

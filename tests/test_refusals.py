@@ -54,7 +54,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"config": RopeConfig("neox", freq_factors=(1, 1, 1))}, ConfigError, "freq_factors: got 3, one per pair is"),
     ({"config": {"mode": "neox"}}, ConfigError, "config: got dict, a RopeConfig is needed"),
     ({"config": NEOX, "n_dims": 4}, ConfigError, "config: given together with n_dims; use dataclasses.replace"),
-    ({"config": None}, ConfigError, "mode: not given; it has no default"),
+    ({"config": None}, ConfigError, r"mode: not given, allowed are 'normal' \(ggml 0\), "),
     ({"config": None, "mode": "neox", "theta": 1}, ConfigError, "theta: no such field, known are mode, n_dims"),
     ({"positions": [0] * 4}, ShapeError, r"positions: got shape \[4\], allowed here are an int, \[3\], \[2, 3\]"),
     ({"positions": [[0, 1, 2], [0, 1]]}, ShapeError, "positions: got list that is no array"),

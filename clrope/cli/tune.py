@@ -41,8 +41,10 @@ def tune_devices(
     The column 'default' is the share of the winner's speed that the default variant has. Default storage types: f32,
     f16, bf16, f64. Exit code 2 if a device cannot be used, 1 if nothing was found for a device.
     """
-    if write_defaults != bool(files):
-        raise ConfigError("--write-defaults: needs the tuning.json files of some machines, and only it takes files")
+    if write_defaults and not files:
+        raise ConfigError("FILE: none given, --write-defaults needs the tuning.json of one machine or more")
+    if files and not write_defaults:
+        raise ConfigError(f"FILE: got {files[0]!r}, allowed with --write-defaults only")
     if write_defaults:
         from ..tune.write_defaults import dumps, merged_defaults
 

@@ -37,6 +37,12 @@ if TYPE_CHECKING:
     import pyopencl
 
 
+FORKED = (
+    "device: this process was forked after OpenCL had been started in its parent, where no driver works; "
+    "start it by multiprocessing's 'spawn' or 'forkserver', or call clrope only in the children"
+)
+
+
 @dataclass(frozen=True)
 class _Listing:
     """The devices found in this process."""
@@ -71,10 +77,7 @@ class Discovery:
     def check_fork(self) -> None:
         """Raise `DeviceError` in a process forked after OpenCL was started: drivers' threads do not survive a fork."""
         if self._found is not None and self._found.pid != os.getpid():
-            raise DeviceError(
-                "device: this process was forked after OpenCL had been started in its parent, where no driver works; "
-                "start it by multiprocessing's 'spawn' or 'forkserver', or call clrope only in the children"
-            )
+            raise DeviceError(FORKED)
 
     def from_cl_device(self, device: pyopencl.Device) -> DeviceInfo:
         """Return the `DeviceInfo` of a caller's device, which is not probed."""

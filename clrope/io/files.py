@@ -94,8 +94,8 @@ def write_arrays(
     """
     path, kind = Path(path), format_of(path)
     if metadata and kind != "safetensors":
-        raise ConfigError(f"{path}: metadata fits in .safetensors only")
-    ready = {name: _storable(name, array, kind) for name, array in arrays.items()}
+        raise ConfigError(f"{path}: metadata fits in .safetensors only, the suffix is {path.suffix!r}")
+    ready = {name: _storable(path, name, array, kind) for name, array in arrays.items()}
     if kind == "npy":
         if len(ready) != 1:
             raise ShapeError(f"{path}: a .npy file holds one array, got {len(ready)}; use .npz or .safetensors")
@@ -108,12 +108,12 @@ def write_arrays(
         _replace(path, lambda file: _write_safetensors(file, ready, metadata or {}))
 
 
-def _storable(name: str, array: Array, kind: Format) -> Array:
+def _storable(path: Path, name: str, array: Array, kind: Format) -> Array:
     array = np.asarray(array)
     native = array.dtype.newbyteorder("=")
     if native not in _WRITABLE and not (kind == "safetensors" and native in _FLOAT8.values()):
         raise ShapeError(
-            f"{name}: dtype {array.dtype} cannot be written; allowed are bool, the integers, float16, float32, "
+            f"{path}: array {name!r} has dtype {array.dtype}; allowed are bool, the integers, float16, float32, "
             "float64, bfloat16, and in .safetensors float8_e4m3fn and float8_e5m2"
         )
     return array if array.dtype == native else array.astype(native)
@@ -146,7 +146,7 @@ def _claimed_bytes(file: IO[bytes]) -> int:
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
     if any(type(length) is not int or length < 0 for length in shape):
-        raise ValueError(f"shape {shape}")
+        raise ValueError(f"its header claims shape {shape}, lengths of at least 0 are needed")
     return math.prod(shape) * dtype.itemsize
 
 
@@ -230,7 +230,7 @@ def _check_metadata(path: Path, arrays: Mapping[str, Array], metadata: Mapping[s
     if wrong:
         raise ConfigError(f"{path}: metadata {wrong[0]!r} is not a string")
     if "__metadata__" in arrays:
-        raise ShapeError("'__metadata__' cannot be the name of an array in a .safetensors file")
+        raise ShapeError(f"{path}: '__metadata__' cannot be the name of an array in a .safetensors file")
 
 
 def _write_safetensors(file: IO[bytes], arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:

@@ -70,7 +70,7 @@ def fields_from_gguf(
     for key in sorted(file.keys):
         inner = key.removeprefix(f"{file.arch}.rope.")
         if inner != key and inner not in _UNDERSTOOD:
-            raise ConfigError(f"{key}: not understood")
+            raise ConfigError(f"{key}: not understood; known are {', '.join(sorted(_UNDERSTOOD))}")
     sections = _sections(file)
     chosen = _mode(file, mode, sections)
     sliding = _is_sliding(file, layer_type)

@@ -189,7 +189,7 @@ def _dynamic(params: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
     if setting.seq_len is None:
         raise ConfigError("seq_len: not given, rope type 'dynamic' depends on the length that will be run")
     if setting.dim <= 2:
-        raise ConfigError(f"rope type 'dynamic' needs more than 2 rotated elements, got {setting.dim}")
+        raise ConfigError(f"{setting.path}: got {setting.dim} rotated elements, rope type 'dynamic' needs more than 2")
     length = max(setting.seq_len, setting.max_positions)
     growth = factor * length / setting.max_positions - (factor - 1.0)
     if growth <= 0:

@@ -116,7 +116,7 @@ class Variant:
         """Return the variant of `to_dict`; raises `ConfigError` for anything else."""
         kernel = KERNELS.get(data.get("kernel", "")) if isinstance(data, Mapping) else None
         if kernel is None or set(data) != {"kernel", *(p.name for p in kernel.parameters)}:
-            raise ConfigError(f"variant: got {data!r}")
+            raise ConfigError(f"variant: got {data!r}, a kernel's name and all of its parameters are needed")
         return cls(**data)
 
     def __str__(self) -> str:

@@ -257,7 +257,7 @@ class ArrayAngles:
     def positions(self, positions: Any, batch: int, seq: int) -> Positions:
         """Check row numbers against the tables."""
         if not self.indexed:
-            raise ShapeError("positions: the plan was made for tables per token, which have none")
+            raise ShapeError("positions: given, but the tables of this plan have a row for each token")
         length = self.cosine.view.shape[1]
         where = position_rows(positions, RopeConfig("neox"), batch=batch, seq=seq)
         index = where.rows[0]
