@@ -210,6 +210,10 @@ class TensorView:
         return TensorView(self.shape, self.strides, self.offset + elements, self.dtype) if elements else self
 
 
+#: Kernels count tokens and heads in 32 bits, some of them a few beyond the end.
+LONGEST_AXIS = 1 << 30
+
+
 @lru_cache(maxsize=1024)
 def _view(
     shape: tuple[int, ...], strides: tuple[int, ...], offset: int, dtype: str, letters: str, argument: str
@@ -219,6 +223,8 @@ def _view(
     if any(step % item for step in strides):
         raise ShapeError(f"{argument}: byte strides {list(strides)} are no multiples of the element size {item}")
     lengths = {"b": 1} | dict(zip(letters, map(int, shape), strict=True))
+    if max(lengths.values()) > LONGEST_AXIS:
+        raise ShapeError(f"{argument}: got shape {list(shape)}, an axis has at most 2**30 elements")
     steps = {"b": 0} | dict(zip(letters, (int(step) // item for step in strides), strict=True))
     return TensorView(_by_axis(lengths), _by_axis(steps), int(offset), dtype)
 

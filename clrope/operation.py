@@ -17,12 +17,24 @@ from .device import DeviceInfo
 from .errors import ConfigError, DeviceError, ShapeError
 from .kernels.problem import PairLayout
 from .kernels.variant import Variant
+from .layout import LONGEST_AXIS
 from .plan.angle_sources import ConfigAngles, PositionForm, Positions, counting_from
 from .plan.plan import EmptyPlan, Plan
 from .plan.recent import RecentCall
 from .plan.template import CallTemplate, Transfer, describe
 from .positions import position_rows
-from .runtime import QueueState, Runtime, check_events, keep, queue_for, runtime_for, runtimes, wait_on_host
+from .runtime import (
+    QueueState,
+    Runtime,
+    check_events,
+    keep,
+    launch_error,
+    opencl_errors,
+    queue_for,
+    runtime_for,
+    runtimes,
+    wait_on_host,
+)
 from .select import database
 
 if TYPE_CHECKING:
@@ -71,39 +83,45 @@ class Rope:
         wait_for: Sequence[pyopencl.Event] | None = None,
     ) -> Any:
         """Rotate x (an array or a tuple of arrays that share positions) and return the result; see `clrope.rope`."""
-        several = type(x) is tuple or type(x) is list
-        inputs = list(x) if several else [x]
-        shape = getattr(inputs[0], "shape", None) if inputs else None
-        if out is None and not wait_for and type(positions) is int and isinstance(shape, tuple):
-            recent = self._recent.get(shape)
-            if recent is not None:
-                result = recent.run(inputs, several, positions, forward, layout)
-                if result is not None:
-                    return result
-        forward = check_forward(forward)
-        waits = check_events(wait_for) if wait_for else ()
-        found = self._known(inputs, several, out, forward, layout)
-        if found is None:
-            plan = self.plan(x, positions, forward, out, layout)
-            result = plan.run(wait_for=waits)
-            self._remember(plan, inputs, several, out, forward, layout)
-            return result
-        template, outputs, memories, queue = found
-        if out is None and RecentCall.fits(template):
-            with self._lock:
-                keep(self._recent, shape, RecentCall(template, queue, inputs, forward, layout), RECENT_KEPT)
-        source = template.source
-        assert isinstance(source, ConfigAngles)
-        places = counting_from(positions, template.seq) if type(positions) is int else None
-        if places is None:
-            try:
-                places = source.positions(positions, template.batch, template.seq)
-            except (ShapeError, ConfigError) as error:
-                raise type(error)(f"{error}\n  in {call_text(x, positions, self.config, layout)}") from error
-        call = template.compiled(places.form)
-        if waits and template.all_on_host:
-            wait_on_host(waits)
-        return template.run(call, queue, inputs, outputs, memories, places, waits, layout)
+        try:
+            several = type(x) is tuple or type(x) is list
+            inputs = list(x) if several else [x]
+            shape = getattr(inputs[0], "shape", None) if inputs else None
+            if out is None and not wait_for and type(positions) is int and isinstance(shape, tuple):
+                recent = self._recent.get(shape)
+                if recent is not None:
+                    result = recent.run(inputs, several, positions, forward, layout)
+                    if result is not None:
+                        return result
+            forward = check_forward(forward)
+            waits = check_events(wait_for) if wait_for else ()
+            found = self._known(inputs, several, out, forward, layout)
+            if found is None:
+                plan = self.plan(x, positions, forward, out, layout)
+                result = plan.run(wait_for=waits)
+                self._remember(plan, inputs, several, out, forward, layout)
+                return result
+            template, outputs, memories, queue = found
+            if out is None and RecentCall.fits(template):
+                with self._lock:
+                    keep(self._recent, shape, RecentCall(template, queue, inputs, forward, layout), RECENT_KEPT)
+            source = template.source
+            assert isinstance(source, ConfigAngles)
+            places = counting_from(positions, template.seq) if type(positions) is int else None
+            if places is None:
+                try:
+                    places = source.positions(positions, template.batch, template.seq)
+                except (ShapeError, ConfigError) as error:
+                    raise type(error)(f"{error}\n  in {call_text(x, positions, self.config, layout)}") from error
+            call = template.compiled(places.form)
+            if waits and template.all_on_host:
+                wait_on_host(waits)
+            return template.run(call, queue, inputs, outputs, memories, places, waits, layout)
+        except Exception as error:
+            failed = launch_error(self._device_name, error)
+            if failed is not None:
+                raise failed from error
+            raise
 
     def _known(
         self, inputs: list[Any], several: bool, out: Any, forward: bool, layout: str
@@ -210,7 +228,8 @@ class Rope:
         shares the host's memory. Other arguments and errors as for `clrope.rope`.
         """
         try:
-            return self._plan(x, positions, forward, out, layout, transfer)
+            with opencl_errors(self._device_name):
+                return self._plan(x, positions, forward, out, layout, transfer)
         except (ShapeError, ConfigError) as error:
             raise type(error)(f"{error}\n  in {call_text(x, positions, self.config, layout)}") from error
 
@@ -219,8 +238,6 @@ class Rope:
 
         positions: an int, [R], or [3, R] / [4, R] in section modes. head_dim: needed if n_dims is not set.
         """
-        import pyopencl as cl
-
         config = self.config
         if config.n_dims is None:
             if head_dim is None:
@@ -231,15 +248,29 @@ class Rope:
         results: list[npt.NDArray[np.float32]] = [np.empty(shape, np.float32) for _ in range(2)]
         if where.count == 0:
             return results[0], results[1]
-        own = self._target()
-        runtime, queue = own.runtime, own.queue
-        runtime.check()
         form = PositionForm(False, where.rows.shape[0], 0, where.beyond_32_bits)
-        tables = ConfigAngles(config).tables(runtime, queue, Positions(form, where.rows), slice(0, where.count), "f32")
-        with runtime.using(queue, results):
-            for result, buffer in zip(results, (tables.cosine, tables.sine), strict=True):
-                cl.enqueue_copy(queue, result, buffer, wait_for=[tables.ready] if tables.ready is not None else None)
+        with opencl_errors(self._device_name):
+            own = self._target()
+            own.runtime.check()
+            self._fill(results, own, Positions(form, where.rows), config)
         return results[0], results[1]
+
+    @staticmethod
+    def _fill(results: list[Any], own: QueueState, positions: Positions, config: RopeConfig) -> None:
+        import pyopencl as cl
+
+        runtime, queue = own.runtime, own.queue
+        rows = slice(0, results[0].shape[0])
+        tables = ConfigAngles(config).tables(runtime, queue, positions, rows, "f32")
+        with runtime.using(queue, results):
+            if tables.ready is not None:
+                tables.ready.wait()
+            for result, buffer in zip(results, (tables.cosine, tables.sine), strict=True):
+                cl.enqueue_copy(queue, result, buffer)
+
+    @property
+    def _device_name(self) -> str:
+        return str(self._own.runtime.info.name if self._own else self._selector)
 
     def _target(self) -> QueueState:
         """Return the queue that host arrays are rotated on, chosen at the first use."""
@@ -285,6 +316,9 @@ class Rope:
             raise ShapeError("x: got no arrays")
         outputs = outputs_of(inputs, out, not several, layout)
         batch, seq = inputs[0].view.shape[:2]
+        heads = sum(o.view.shape[2] for o in inputs)
+        if heads > LONGEST_AXIS:
+            raise ShapeError(f"x: got {heads} heads in {len(inputs)} arrays, at most 2**30 are allowed")
         configs = []
         for o in inputs:
             if o.view.shape[:2] != (batch, seq):

@@ -231,7 +231,7 @@ class Runtime:
                 queue.finish()
             # Not reached if waiting is interrupted, too: then the memory is kept for good rather than freed too early.
             self.busy.pop(key, None)
-            failed = launch_error(self, error)
+            failed = launch_error(self.info.name, error)
             if failed is not None:
                 raise failed from error
             raise
@@ -267,7 +267,7 @@ class Runtime:
         """Return the tables of a key, made now unless they are kept."""
         with self.lock:
             found = self.tables.get(key)
-            if found is None:
+            if found is None or (found.ready is not None and found.ready.command_execution_status < 0):
                 found = make()
                 if found.nbytes <= TABLE_BYTES_KEPT:
                     self.tables[key] = found
@@ -481,13 +481,23 @@ def wait_on_host(events: Sequence[Any]) -> None:
         raise error
 
 
-def launch_error(runtime: Runtime, error: BaseException) -> DeviceError | None:
-    """Return what to raise for an error of OpenCL while launching; None for any other."""
+def launch_error(device_name: str, error: BaseException) -> DeviceError | None:
+    """Return what to raise for an error of OpenCL; None for any other."""
     import pyopencl as cl
 
-    if isinstance(error, cl.Error):
-        return DeviceError(f"device {runtime.info.name!r}: the launch failed: {error}")
-    return None
+    return DeviceError(f"device {device_name!r}: OpenCL failed: {error}") if isinstance(error, cl.Error) else None
+
+
+@contextmanager
+def opencl_errors(device_name: str) -> Iterator[None]:
+    """Raise `DeviceError` for an error of OpenCL inside."""
+    try:
+        yield
+    except Exception as error:
+        failed = launch_error(device_name, error)
+        if failed is not None:
+            raise failed from error
+        raise
 
 
 def out_of_memory(nbytes: int, device_name: str, error: Exception) -> DeviceError:

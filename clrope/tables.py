@@ -16,6 +16,7 @@ from .operation import Rope, made_outputs, outputs_of
 from .plan.angle_sources import ArrayAngles, PositionForm, Positions, TableColumns
 from .plan.plan import EmptyPlan, Plan
 from .plan.template import CallTemplate, Transfer, template_key
+from .runtime import opencl_errors
 from .select import database
 
 FullTables = Literal["halves", "interleaved"]
@@ -121,18 +122,26 @@ def rotate_plan(
         raise ShapeError("out: x itself, but pairs that move to other places cannot be rotated in place")
     if not x_operand.view.size:
         return EmptyPlan(made_outputs([x_operand], outputs, None), False)
-    runtime, queue = Rope(config, "auto" if device is None else device).target_of([x_operand])
-    key = template_key(
-        "tables", [(x_operand, outputs[0])], layout_of_pairs, columns, forward, variant, transfer, database.generation()
-    )
-    template = runtime.calls.get(key)
-    if template is None:
-        template = CallTemplate(
-            runtime, [(x_operand, outputs[0])], [layout_of_pairs], columns, forward=check_forward(forward),
-            several=False, variant=variant, transfer=transfer,
+    with opencl_errors(str(device)):
+        runtime, queue = Rope(config, "auto" if device is None else device).target_of([x_operand])
+        key = template_key(
+            "tables",
+            [(x_operand, outputs[0])],
+            layout_of_pairs,
+            columns,
+            forward,
+            variant,
+            transfer,
+            database.generation(),
         )  # fmt: skip
-        runtime.remember_call(key, template)
-    return Plan(template, made_outputs([x_operand], outputs, (template, queue)), source, where, queue)
+        template = runtime.calls.get(key)
+        if template is None:
+            template = CallTemplate(
+                runtime, [(x_operand, outputs[0])], [layout_of_pairs], columns, forward=check_forward(forward),
+                several=False, variant=variant, transfer=transfer,
+            )  # fmt: skip
+            runtime.remember_call(key, template)
+        return Plan(template, made_outputs([x_operand], outputs, (template, queue)), source, where, queue)
 
 
 def _table(table: Any, name: str) -> Operand:

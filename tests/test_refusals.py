@@ -25,6 +25,11 @@ def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Launch, "enqueue", refuse)
 
 
+def ones(*shape: int) -> np.ndarray:
+    """Return an array of any size that has one element in memory."""
+    return np.broadcast_to(np.float32(1), shape)
+
+
 def read_only() -> np.ndarray:
     out = np.zeros_like(X)
     out.setflags(write=False)
@@ -64,6 +69,8 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"positions": [2**63, -1, 0]}, ShapeError, "positions: got dtype"),
     ({"positions": np.ma.masked_array([0, 1, 2], [0, 1, 0])}, ShapeError, "positions: got a masked array"),
     ({"x": np.ma.masked_array(X, X > 1)}, ShapeError, "x: got a masked array, whose mask would be ignored"),
+    ({"x": (ones(1, 2**30 + 1, 1, 8),)}, ShapeError, r"x: got shape \[1, 1073741825, 1, 8\], an axis has at most"),
+    ({"x": (ones(1, 1, 2**29, 8), ones(1, 1, 2**29 + 1, 8)), "positions": 0}, ShapeError, "x: got 1073741825 heads"),
     ({"forward": "no"}, ConfigError, "forward: got 'no' of type str, True or False is needed"),
     ({"forward": np.array([True, False])}, ConfigError, "forward: got array"),
     ({"wait_for": 5}, ShapeError, "wait_for: got 5, a sequence of pyopencl.Event is needed"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..layout import Shape4
+from ..layout import LONGEST_AXIS, Shape4
 from .division import heads_per_item, tokens_per_item
 from .kernel import Kernel, Parameter, Parameters, Unsupported
 from .launch import LaunchSpec, local_size_for, tensor_arguments
@@ -35,8 +35,6 @@ LEAST_STREAMED = 16
 STAGED_BYTES = 1 << 10
 #: Bytes of the longest head that it gathers.
 MOST_STAGED = 8 << 10
-#: Tokens or heads that the kernel can count.
-_MOST = (1 << 31) - 1
 
 PARAMETERS = (
     Parameter("width", 4, "elements of a vector", (1, 2, 4, 8, 16)),
@@ -286,10 +284,10 @@ def _one_batch(problem: Problem, second: Problem | None) -> tuple[Problem, Probl
     both = (problem,) if second is None else (problem, second)
     views = [view for one in both for view in (one.x, one.y)]
     tokens_continue = tokens == 1 or all(view.strides[0] == tokens * view.strides[1] for view in views)
-    if problem.row_stride == tokens and tokens_continue and batches * tokens <= _MOST:
+    if problem.row_stride == tokens and tokens_continue and batches * tokens <= LONGEST_AXIS:
         return _each(both, _as_tokens)
     heads_continue = tokens == 1 and all(view.strides[0] == view.shape[2] * view.strides[2] for view in views)
-    if problem.row_stride == 0 and heads_continue and batches * sum(one.shape[2] for one in both) <= _MOST:
+    if problem.row_stride == 0 and heads_continue and batches * sum(one.shape[2] for one in both) <= LONGEST_AXIS:
         return _each(both, _as_heads)
     return problem, second
 

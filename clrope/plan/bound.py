@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..arrays import Operand
+from ..errors import DeviceError
 from ..kernels.launch import Launch
 from ..runtime import HOST_BUFFERS_KEPT, PAGE, QueueState, keep, launch_error
 from .angle_sources import ArrayAngles, ConfigAngles, Positions, Tables, real_of
@@ -51,7 +52,7 @@ class BoundCall:
         self._positions: Positions | None = None
         self._source: Any = None
         self._placed_for: QueueState | None = None
-        #: Tables that launches read, and the events of those that are made on another queue.
+        #: Tables that launches read, and the events of those that are being made.
         self._tables: list[Tables | None] = [None] * len(self.launches)
         self._ready: list[list[Any]] = [[] for _ in self.launches]
         self.must_wait = self._has_tables = False
@@ -114,6 +115,7 @@ class BoundCall:
     def bind(self, queue: QueueState, operands: Sequence[tuple[Operand, Operand]]) -> None:
         """Set the memory of any arrays: (input, output) of each part, the same object in place."""
         self._hosts, self._copies, self._fresh, self.quick = [], None, True, None
+        self._offsets.clear()
         call = self.call
         groups: dict[int, HostBuffers] = {}
         for step in call.steps:
@@ -144,7 +146,6 @@ class BoundCall:
             launch.kernel.set_arg(slot.argument, memory)
             launch.set_number(slot.offset, np.int64(where))
             self._keep.append(memory)
-        self._offsets.clear()
         if call.copied:
             steps = call.steps[-call.copied :]
             self._copies = Copies(
@@ -272,10 +273,26 @@ class BoundCall:
                 launch.bind({"cosine": tables.cosine, "sine": tables.sine})
                 self._tables[k] = tables
                 self._has_tables = True
-                waits = tables.ready is not None and not (queue.in_order and tables.queue == queue.queue)
-                self._ready[k] = [tables.ready] if waits else []
+                self._ready[k] = [tables.ready] if tables.ready is not None else []
         self.must_wait = any(self._ready)
         self._source, self._positions, self._placed_for = source, positions, queue
+
+    @property
+    def unplaced(self) -> bool:
+        """Whether positions have to be set again, because tables could not be made."""
+        return self._positions is None
+
+    def settle_tables(self) -> None:
+        """Forget the events of tables that are made by now; raises `DeviceError` where that failed."""
+        for ready in self._ready:
+            for event in ready:
+                status = event.command_execution_status
+                if status < 0:
+                    self._positions = None
+                    self.runtime.forget_tables()
+                    raise DeviceError(f"device {self.runtime.info.name!r}: the kernel of cos and sin failed ({status})")
+            ready[:] = [event for event in ready if event.command_execution_status]
+        self.must_wait = any(self._ready)
 
     def place_first(self, queue: QueueState, source: Any, first: int) -> None:
         """Set positions that count up from `first`, all within ±2**31."""
@@ -309,6 +326,8 @@ class BoundCall:
 
     def run_on_host(self, queue: QueueState, memory: Any) -> None:
         """Launch, and wait until the results are there; `memory`: what must stay alive until then."""
+        if self.must_wait:
+            self.settle_tables()
         if self.quick is not queue or self.must_wait:
             events = self.enqueue(queue, None, memory)
             self.finish(queue, events, memory)
@@ -324,13 +343,14 @@ class BoundCall:
         busy, key = self._busy, id(self)
         busy[key] = memory
         try:
-            for enqueue in enqueues:
-                enqueue()
+            events = [enqueue() for enqueue in enqueues]
             finish()
+            for event in events:
+                event.wait()  # has ended; raises if it failed
         except BaseException as error:
             _settle(finish)
             busy.pop(key, None)
-            failed = launch_error(self.runtime, error)
+            failed = launch_error(self.runtime.info.name, error)
             if failed is not None:
                 raise failed from error
             raise
@@ -351,16 +371,12 @@ class BoundCall:
 
     def launch_on_arrays(self, queue: QueueState, waits: Sequence[Any] | None, outputs: Sequence[Any]) -> None:
         """Put all launches on the queue and leave their events with the OpenCL arrays that they write."""
-        try:
-            events = [
-                launch.enqueue(queue.queue, [*waits, *ready] if waits else ready or None)
-                for launch, ready in zip(self.launches, self._ready, strict=True)
-            ]
-        except Exception as error:
-            failed = launch_error(self.runtime, error)
-            if failed is not None:
-                raise failed from error
-            raise
+        if self.must_wait:
+            self.settle_tables()
+        events = [
+            launch.enqueue(queue.queue, [*waits, *ready] if waits else ready or None)
+            for launch, ready in zip(self.launches, self._ready, strict=True)
+        ]
         self.leave_events(events, outputs)
 
     def leave_events(self, events: list[Any], outputs: Sequence[Any]) -> None:
@@ -385,6 +401,10 @@ class BoundCall:
                 host.to_host(queue.queue, events)
             if any(part.access in ("svm", "direct") for part in self.call.parts):
                 queue.queue.finish()
+            for event in events:
+                event.wait()  # has ended; raises if it failed
+        if self.must_wait:
+            self.settle_tables()
 
     def _start(self, queue: QueueState, k: int) -> Callable[[list[Any]], Any]:
         launch = self.launches[k]

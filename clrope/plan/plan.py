@@ -46,18 +46,15 @@ class Plan:
         positions: Positions,
         queue: pyopencl.CommandQueue,
     ) -> None:
-        self._template = template
         self._several = template.several
-        self._operands = list(operands)
         self._runtime = template.runtime
         self._queue = self._runtime.queue_state(queue)
         self._lock = threading.Lock()
-        self._positions = positions
         #: Events that were seen to have ended.
         self._passed: list[Any] = []
         self._quick: Quick | None = None
         self._source = source
-        self._bind()
+        self._bind(template, list(operands), positions)
         self._bound.place(self._queue, self._source, positions)
 
     @property
@@ -104,27 +101,33 @@ class Plan:
         first launch waits for. Raises `ShapeError` for arrays or positions that do not fit the plan, `DeviceError` for
         an event that has failed.
         """
-        with self._lock:
-            quick = self._quick
-            if quick is not None and x is None and not wait_for and quick(self, positions):
+        try:
+            with self._lock:
+                quick = self._quick
+                if quick is not None and x is None and not wait_for and quick(self, positions):
+                    return self._result
+                self._runtime.check()
+                waits = check_events(wait_for) if wait_for else ()
+                if x is not None:
+                    self._take(x)
+                if positions is not None:
+                    self._move(positions)
+                elif not self._source.constant or self._bound.unplaced:
+                    self._bound.place(self._queue, self._source, self._positions)
+                if self._template.all_on_host:
+                    if waits:
+                        wait_on_host(waits)
+                    self._bound.run_on_host(self._queue, self._operands)
+                else:
+                    self._run_on_device(waits)
+                if self._quick is None and self._source.constant:
+                    self._quick = self._quick_on_host() if self._template.all_on_host else self._quick_on_device()
                 return self._result
-            self._runtime.check()
-            waits = check_events(wait_for) if wait_for else ()
-            if x is not None:
-                self._take(x)
-            if positions is not None:
-                self._move(positions)
-            elif not self._source.constant:
-                self._bound.place(self._queue, self._source, self._positions)
-            if self._template.all_on_host:
-                if waits:
-                    wait_on_host(waits)
-                self._bound.run_on_host(self._queue, self._operands)
-            else:
-                self._run_on_device(waits)
-            if self._quick is None and self._source.constant:
-                self._quick = self._quick_on_host() if self._template.all_on_host else self._quick_on_device()
-            return self._result
+        except Exception as error:
+            failed = launch_error(self._runtime.info.name, error)
+            if failed is not None:
+                raise failed from error
+            raise
 
     def _run_on_device(self, waits: Sequence[Any]) -> None:
         queue, bound = self._queue, self._bound
@@ -169,10 +172,7 @@ class Plan:
                         return False
             if getpid() != pid or not (positions is None or move(plan, positions)):
                 return False
-            try:
-                event = enqueue()
-            except Exception as error:
-                raise launch_error(plan._runtime, error) or error from error
+            event = enqueue()
             bound.events = [event]
             for array in outputs:
                 array.events[:] = (event,)  # type: ignore[union-attr]  # all are on the device
@@ -205,10 +205,11 @@ class Plan:
                     before.append(event)
         return pending(before) if before else None
 
-    def _bind(self) -> None:
+    def _bind(self, template: CallTemplate, operands: list[tuple[Operand, Operand]], positions: Positions) -> None:
+        bound = BoundCall(template.compiled(positions.form))
+        bound.bind(self._queue, operands)
         self._quick = None
-        self._bound = BoundCall(self._template.compiled(self._positions.form))
-        self._bound.bind(self._queue, self._operands)
+        self._template, self._operands, self._positions, self._bound = template, operands, positions, bound
         self._variants = self._bound.call.variants
         self._specs = [launch.spec for launch in self._bound.launches]
         self._result = self.out
@@ -224,12 +225,7 @@ class Plan:
         if moved is None:
             moved = self._source.positions(positions, self._template.batch, self._template.seq)
         if moved.form != self._positions.form:
-            before, self._positions = self._positions, moved
-            try:
-                self._bind()
-            except BaseException:
-                self._positions = before
-                raise
+            self._bind(self._template, self._operands, moved)
         self._bound.place(self._queue, self._source, moved)
         self._positions = moved
 
@@ -252,9 +248,7 @@ class Plan:
                 raise ShapeError("x: is the plan's own output, the plan was made to rotate out of place")
             operands.append((taken, taken if part.in_place else out))
         # Other addresses may be aligned otherwise, which other kernels may be right for.
-        self._template = template.for_operands(operands)
-        self._operands = operands
-        self._bind()
+        self._bind(template.for_operands(operands), operands, self._positions)
         self._bound.place(self._queue, self._source, self._positions)
 
 

@@ -1,0 +1,105 @@
+"""`clrope devices` and `clrope tune` as processes, while an OpenCL function goes wrong in each child process.
+
+A probe has to survive more than a call: a driver that hangs, does nothing, or changes what is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fault_layer import Fault
+
+ACTIONS = ("fail", "event", "drop", "corrupt", "hang")
+COMMANDS: dict[str, list[str]] = {
+    "devices": ["devices", "--json"],
+    "tune": ["tune", "--type", "f32", "--budget", "2", "--json"],
+}
+#: Exit codes that are promised: done, done with something that failed, no device.
+PROMISED = (0, 1, 2)
+HANG_LIMIT = 4
+PATIENCE = 300.0
+
+
+def attempt(what: str, device: str | None, library: Path, fault: Fault | None, folder: Path) -> tuple[str, list[str]]:
+    """Run the command with an empty cache; return the outcome and the lines of the layer about its calls."""
+    cache, hits = folder / "cache", folder / "calls"
+    subprocess.run(["rm", "-rf", str(cache), str(hits)], check=True)
+    env = {**os.environ, "OPENCL_LAYERS": str(library), "CLROPE_CACHE_DIR": str(cache)}
+    if fault is None:
+        env["CLROPE_TEST_FAULT_CALLS"] = str(hits)
+    else:
+        env |= {"CLROPE_TEST_FAULT": fault.variable, "CLROPE_TEST_FAULT_HIT": str(hits)}
+        if fault.action == "hang":
+            env["CLROPE_PROBE_TIMEOUT"] = str(HANG_LIMIT)
+    command = [sys.executable, "-m", "clrope", *COMMANDS[what], *(["--device", device] if device else [])]
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    except subprocess.TimeoutExpired:
+        return "HANG", []
+    lines = hits.read_text().splitlines() if hits.exists() else []
+    if "Traceback" in done.stderr or done.returncode not in PROMISED:
+        return f"RAW exit code {done.returncode}: {' '.join(done.stderr.split())[-200:]}", lines
+    return outcome(what, done.returncode, done.stdout, done.stderr), lines
+
+
+def outcome(what: str, code: int, printed: str, errors: str) -> str:
+    """Return 'right', 'error: ...' with what the command says, or what is wrong."""
+    if code == 2:
+        said = " ".join(errors.split())
+        return f"error: {said[:150]}" if said else "RAW exit code 2 without a message"
+    try:
+        read: Any = json.loads(printed)
+    except ValueError:
+        return f"NO JSON: {printed[:100]!r}"
+    if what == "devices":
+        sick = [d["health"] for d in read["devices"] if d["health"]["status"] != "ok"]
+        said = [" ".join(f"{health['status']}: {health['reason']}".split())[:120] for health in sick]
+        if any(not health["reason"] or not health["hint"] for health in sick):
+            return f"NO REASON: {sick}"
+        return f"error: {' / '.join(dict.fromkeys(said))}" if said else "right"
+    failed = read_failures(read)
+    return f"error: {failed[0][:150]} ({len(failed)})" if failed else "right" if code == 0 else "error: nothing found"
+
+
+def read_failures(read: Any) -> list[str]:
+    """Return what tuning says of variants that failed, and of purposes that were not tuned."""
+    text = [read] if isinstance(read, dict) else list(read)
+    found: list[str] = []
+    while text:
+        part = text.pop()
+        if isinstance(part, dict):
+            found += [str(part[key]) for key in ("reason", "error") if isinstance(part.get(key), str) and part[key]]
+            text += part.values()
+        elif isinstance(part, list):
+            text += part
+    return [" ".join(one.split()) for one in found]
+
+
+def rows(
+    what: str, devices: Sequence[str], library: Path, action: str, sample: int, seed: int, folder: Path
+) -> Iterator[tuple[str, str, str, str, int, int, str]]:
+    """Yield the fields of a row for each fault. 'devices' probes all devices at once, each in a child of its own."""
+    for device in devices if what == "tune" else [None]:
+        fine, lines = attempt(what, device, library, None, folder)
+        assert fine == "right" or what == "tune", fine
+        most: Counter[str] = Counter()
+        for line, n in Counter(lines).items():  # a line is a process and a function
+            function = line.split()[1]
+            most[function] = max(most[function], n)
+        for function, count in sorted(most.items()):
+            if action == "event" and not function.startswith("clEnqueue"):
+                continue
+            every = range(1, count + 1)
+            rng = random.Random(f"{seed} {what} {action} {function}")
+            chosen = every if not sample or sample >= count else sorted(rng.sample(every, sample))
+            for index in chosen:
+                ended, hits = attempt(what, device, library, Fault(function, index, index, action), folder)
+                yield device or "all", what, action, function, index, len(hits), ended
