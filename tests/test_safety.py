@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +34,19 @@ def new(rng: np.random.Generator, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
 
 
 class Interrupting:
-    """A queue whose `finish` is interrupted the first `times` times, before it waits."""
+    """The event of launches; waiting for it is interrupted the first `times` times, before it begins."""
 
     def __init__(self, queue: Any, times: int) -> None:
         self._queue, self.left = queue, times
 
-    def finish(self) -> None:
+    def wait(self) -> None:
         if self.left:
             self.left -= 1
             raise KeyboardInterrupt
         self._queue.finish()
+
+    def of(self, enqueue: Callable[[], Any]) -> Callable[[], Any]:
+        return lambda: (enqueue(), self)[1]
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -63,7 +67,7 @@ def test_an_interrupt_frees_no_memory_under_a_kernel(
     def interrupted(bound: BoundCall, memory: Any) -> None:
         finish, enqueues = bound._quick_run
         stub = Interrupting(bound.quick.queue if bound.quick else None, times)
-        bound._quick_run = (stub.finish, enqueues)
+        bound._quick_run = (stub.wait, [stub.of(enqueue) for enqueue in enqueues])
         kept.extend(weakref.ref(a) for a in memory[1])
         try:
             quick(bound, memory)

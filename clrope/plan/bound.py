@@ -343,10 +343,8 @@ class BoundCall:
         busy, key = self._busy, id(self)
         busy[key] = memory
         try:
-            events = [enqueue() for enqueue in enqueues]
-            finish()
-            for event in events:
-                event.wait()  # has ended; raises if it failed
+            for event in [enqueue() for enqueue in enqueues]:
+                event.wait()  # raises where the launch has failed, as `finish` does not
         except BaseException as error:
             _settle(finish)
             busy.pop(key, None)
