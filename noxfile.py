@@ -42,9 +42,10 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the documentation; a broken link or an unknown page is an error."""
-    session.install("-e", ".[docs]")
+    """Build the documentation, run its blocks and the examples; a broken link or an unknown page is an error."""
+    session.install("-e", ".[dev,docs]")
     session.run("mkdocs", "build", "--strict", "--site-dir", str(Path(session.create_tmp()) / "site"))
+    session.run("pytest", "-q", "-n", "2", "--all", "tests/docs", "tests/examples")
 
 
 @nox.session

@@ -6,7 +6,6 @@ No healthy device at all is a failure of those tests, never a skip.
 from __future__ import annotations
 
 import os
-import random
 import sys
 import time
 import zlib
@@ -17,6 +16,7 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
+from drawing import draw
 from expected_failures import expected_failure
 from helpers import POISON, short_name
 
@@ -26,6 +26,9 @@ from clrope.plan import template
 
 #: Set by the first process and inherited by xdist's workers: programs that one of them has compiled the others find.
 SEED = int(os.environ.setdefault("PYTEST_RUN_SEED", str(time.time_ns() % (1 << 32))))
+
+#: Runs of fewer tests run all of them.
+MANY = 100
 
 hypothesis.settings.register_profile(
     "clrope",
@@ -70,13 +73,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="run every parameter set of tests marked `one_in`")
+    parser.addoption("--all", action="store_true", help="draw nothing: run every test marked `one_in`")
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--all"):
-        drawn = draw(items)
+    if not config.getoption("--all") and len(items) > MANY:
+        drawn = draw(items, SEED)
         config.hook.pytest_deselected(items=[item for item in items if item not in drawn])
         items[:] = [item for item in items if item in drawn]
     for item in items:
@@ -86,22 +89,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             row = expected_failure(tested, item.nodeid)
             if row is not None:
                 item.add_marker(pytest.mark.xfail(reason=row.reason, strict=True))
-
-
-def draw(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Return the items of a run: of the parameter sets of a test marked `one_in(n)` a share drawn by the run's seed."""
-    groups: dict[tuple[object, ...], list[pytest.Item]] = {}
-    drawn = set(items)
-    for item in items:
-        if item.get_closest_marker("one_in"):
-            tested = item.callspec.params.get("device")  # type: ignore[attr-defined]
-            groups.setdefault((item.path, getattr(item, "originalname", ""), tested), []).append(item)
-    for group in groups.values():
-        marker = group[0].get_closest_marker("one_in")
-        assert marker is not None
-        rng = random.Random(f"{SEED} {group[0].nodeid}")
-        drawn.difference_update(rng.sample(group, len(group) - -(-len(group) // marker.args[0])))
-    return drawn
 
 
 @pytest.fixture(scope="session", params=tested_devices() or (None,), ids=lambda d: short_name(d) if d else "none")

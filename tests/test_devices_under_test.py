@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from drawing import draw
 from expected_failures import EXPECTED_FAILURES, ExpectedFailure, expected_failure
 from helpers import short_name
 
@@ -66,6 +66,7 @@ def test_healthy_devices_are_tested_and_broken_ones_named(pytester: pytest.Pytes
     assert "OpenCL devices that were not tested" in text
 
 
+@pytest.mark.one_in(2)
 def test_none_healthy_is_a_failure(pytester: pytest.Pytester) -> None:
     for devices in ("", listed("Rusticl", SICK)):
         result = inner(pytester, devices, TEST + "def test_both(devices):\n    pass\ndef test_none():\n    pass\n")
@@ -76,6 +77,7 @@ def test_none_healthy_is_a_failure(pytester: pytest.Pytester) -> None:
         assert ("none was found" in text) == (devices == "")
 
 
+@pytest.mark.one_in(2)
 def test_expected_failures_are_strict(pytester: pytest.Pytester) -> None:
     devices = ", ".join([listed("Fine", OK), listed("Rusticl", OK)])
     rows = '(ExpectedFailure("rusticl", "1.", "*::test_it", "it is known"),)'
@@ -117,31 +119,29 @@ def test_the_devices_here_are_healthy(devices: tuple[DeviceInfo, ...]) -> None:
 DRAWN = """
 import pytest
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("a", range(5))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("a", range(50))
 @pytest.mark.parametrize("b", "xy")
 def test_many(a, b): pass
 
 @pytest.mark.parametrize("a", range(5))
 def test_few(a): pass
+
+@pytest.mark.one_in(2)
+def test_alone(): pass
 """
 
 
-def test_a_run_draws_some_of_many_parameter_sets(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_draws_some_of_many_parameter_sets(pytester: pytest.Pytester) -> None:
     pytester.makeini(INI)
     items, _ = pytester.inline_genitems(pytester.makepyfile(test_drawn=DRAWN))
-    rules = sys.modules["conftest"]
-
-    def names(seed: int) -> frozenset[str]:
-        monkeypatch.setattr(rules, "SEED", seed)
-        return frozenset(item.name for item in rules.draw(items))
-
-    runs = [names(seed) for seed in range(20)]
-    assert {len(run) for run in runs} == {4 + 5}
+    runs = [frozenset(item.name for item in draw(items, seed)) for seed in range(20)]
+    assert {len(run) for run in runs} == {20 + 5, 20 + 6}
     assert len(set(runs)) > 10
-    assert names(2) == runs[2]
+    assert runs[2] == {item.name for item in draw(items, 2)}
 
 
+@pytest.mark.one_in(2)
 def test_what_is_asked_for_is_run(pytester: pytest.Pytester) -> None:
-    inner(pytester, listed("Fine", OK), DRAWN, options=("-k", "x-3")).assert_outcomes(passed=1, deselected=14)
-    inner(pytester, listed("Fine", OK), DRAWN, options=("--all",)).assert_outcomes(passed=15)
+    inner(pytester, listed("Fine", OK), DRAWN, options=("-k", "x-49")).assert_outcomes(passed=1, deselected=105)
+    inner(pytester, listed("Fine", OK), DRAWN, options=("--all",)).assert_outcomes(passed=106)

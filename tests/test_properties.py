@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from helpers import Case, View, bits, run, same, with_largest_allocation
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -95,6 +96,7 @@ def cases(draw: st.DrawFn) -> Case:
     )  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @settings(max_examples=200)
 @given(case=cases())
 def test_every_case_equals_the_emulation(device: clrope.DeviceInfo, case: Case) -> None:
@@ -102,6 +104,7 @@ def test_every_case_equals_the_emulation(device: clrope.DeviceInfo, case: Case) 
     run(case, device)
 
 
+@pytest.mark.one_in(2)
 @settings(max_examples=60)
 @given(case=cases(), transfer=st.sampled_from(["map", "copy"]), limit=st.integers(1, 6))
 def test_chunks_change_nothing(device: clrope.DeviceInfo, case: Case, transfer: Any, limit: int) -> None:
@@ -121,6 +124,7 @@ def test_chunks_change_nothing(device: clrope.DeviceInfo, case: Case, transfer: 
     assert same(got, want).all(), case
 
 
+@pytest.mark.one_in(2)
 @settings(max_examples=60)
 @given(case=cases())
 def test_back_is_the_transpose(device: clrope.DeviceInfo, case: Case) -> None:
@@ -144,6 +148,7 @@ def test_back_is_the_transpose(device: clrope.DeviceInfo, case: Case) -> None:
     assert (y[..., rest] == x[..., rest]).all(), case
 
 
+@pytest.mark.one_in(2)
 @settings(max_examples=40)
 @given(data=st.data(), shift=st.integers(-(2**30), 2**30), seed=st.integers(0, 2**32 - 1))
 def test_scores_depend_on_distance_only(device: clrope.DeviceInfo, data: st.DataObject, shift: int, seed: int) -> None:
@@ -177,6 +182,7 @@ def test_position_0_only_scales(device: clrope.DeviceInfo, case: Case) -> None:
     assert ((bits(got) == bits(want)) | (got == want)).all(), case  # 0 and -0 are one
 
 
+@pytest.mark.one_in(2)
 @settings(max_examples=40)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1), mode=st.sampled_from(["mrope", "imrope"]))
 def test_text_in_section_modes_is_neox(device: clrope.DeviceInfo, data: st.DataObject, seed: int, mode: str) -> None:

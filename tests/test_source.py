@@ -49,6 +49,7 @@ def test_one_text_without_contraction(name: str) -> None:
     assert len({kernel_hash(other) for other in PROGRAMS}) == len(PROGRAMS)
 
 
+@pytest.mark.one_in(2)
 def test_no_option_relaxes_the_arithmetic(
     device: clrope.DeviceInfo, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:

@@ -33,6 +33,7 @@ def narrowed(bits: np.ndarray[Any, np.dtype[np.uint32]], keep_nan: bool) -> np.n
     return np.where(nan & keep_nan, (bits >> 16) | 0x40, rounded & 0xFFFF).astype(np.uint32)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("keep_nan", [True, False])
 @pytest.mark.parametrize("width", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("clang", [False, True])

@@ -32,6 +32,7 @@ def is_nan(x: np.ndarray) -> np.ndarray:
         return np.isnan(x.astype(np.float64))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("dtype", "variant"), CASES, ids=str)
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 def test_every_pattern_is_copied(device: clrope.DeviceInfo, mode: Any, dtype: str, variant: Any, seed: int) -> None:

@@ -40,6 +40,7 @@ def everything(device, seed, chosen):
     return result
 
 
+@pytest.mark.one_in(3)
 def test_every_workload_is_right_on_the_device(everything, chosen):
     (label,) = everything["devices"]
     assert [w["name"] for w in everything["workloads"]] == [w.name for w in chosen]
@@ -178,6 +179,7 @@ def test_a_file_that_is_not_there(tmp_path):
         results.read_all(tmp_path / "none.json")
 
 
+@pytest.mark.one_in(2)
 def test_repeats_are_records_of_their_own(device, seed):
     seen = []
     chosen = select(["decode-1/f32/normal/in/forward", "decode-1/f32/neox/in/forward"])

@@ -108,6 +108,7 @@ CEILINGS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CEILINGS)
 def test_every_variant_of_a_ceiling_is_right(device, name, seed):
     bench = open_bench(device, "device")

@@ -23,6 +23,7 @@ def test_words() -> None:
     assert words_filter([])(staged)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["prefill/f16/neox/out/forward", "partial-20of80/f32/normal/in/forward"])
 def test_lines(device: clrope.DeviceInfo, seed: int, name: str) -> None:
     workload = next(w for w in WORKLOADS if w.name == name).tiny()

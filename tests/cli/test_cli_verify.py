@@ -80,6 +80,7 @@ def test_verify_ends_with_2_for_a_device_that_cannot_be_used(call: Call, device:
     assert call("verify", "--device", device.index, "--filter", "nothing like it").exit_code == 2
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("file", "right", "wrong", "message"),
     [

@@ -197,6 +197,7 @@ def pocl_3(listed: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.one_in(2)
 @linux
 @needs_pocl_3
 def test_an_unknown_cpu_is_repaired(script: Script, cache: Path) -> None:

@@ -44,6 +44,7 @@ def right(got: np.ndarray, want: np.ndarray) -> bool:
     return clrope.compare(got, want).nmse <= LIMITS[name] * (1 if got.size >= 4096 else 5)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
 def test_limits(device: clrope.DeviceInfo, rng: np.random.Generator, dtype: str, mode: str) -> None:
@@ -52,6 +53,7 @@ def test_limits(device: clrope.DeviceInfo, rng: np.random.Generator, dtype: str,
     assert right(call.run(device=device.index), call.want())
 
 
+@pytest.mark.one_in(2)
 def test_random_calls(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     for call in calls(rng, ("f16", "bf16", "f32", "f64") if device.fp64 else ("f16", "bf16", "f32")):
         before, want = call.x.copy(), call.want()

@@ -225,6 +225,7 @@ def test_com_microsoft_as_onnx_runtime(device, rng, dtype, interleaved):
 # ---- the onnx package -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 def test_onnx_node_tests(device):
     """All of onnx's node tests of the operator but those whose function body is written out in other operators."""
     pytest.importorskip(

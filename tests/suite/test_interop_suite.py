@@ -114,6 +114,7 @@ def test_whatever_is_wrong_fails(
     assert not report.ok
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("text", [*FEW, "TORCH( from=tables"])
 def test_one_bit_apart_is_found(text: str, device: DeviceInfo, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     if not has(text):
@@ -135,6 +136,7 @@ def test_one_bit_apart_is_found(text: str, device: DeviceInfo, monkeypatch: pyte
     assert not report.ok
 
 
+@pytest.mark.one_in(2)
 def test_bytes_around_are_watched(device: DeviceInfo, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     real = infiniop_cases.RoPEDescriptor.run
 
@@ -166,6 +168,7 @@ def test_bytes_around_are_watched(device: DeviceInfo, monkeypatch: pytest.Monkey
     assert np.array_equal(first, second)
 
 
+@pytest.mark.one_in(3)
 def test_every_peer_runs_on_the_device_that_is_checked(
     devices: tuple[DeviceInfo, ...], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -214,6 +217,7 @@ def test_without_fp64_float64_is_skipped(device: DeviceInfo, seed: int) -> None:
     assert line.prepare(seed).run(replace(device, fp64=False)).text == "SKIP, the device has no fp64"
 
 
+@pytest.mark.one_in(3)
 def test_the_same_seed_gives_the_same_inputs_alone_or_among_others(device: DeviceInfo) -> None:
     alone = verify(["interop"], [device.index], seed=5, text="ONNX( ai.onnx type=f16 n=1 rank=4 none interleaved=1")
     among = verify(["interop"], [device.index], seed=5, text="ONNX( type=f16 n=1")

@@ -79,6 +79,7 @@ def assert_used(device: clrope.DeviceInfo, variant: Variant, rng: np.random.Gene
             np.testing.assert_array_equal(plan.run(), want)
 
 
+@pytest.mark.one_in(3)
 def test_broken_variants(device: clrope.DeviceInfo, cache: Path, rng: np.random.Generator, seed: int) -> None:
     if device.kind != "cpu":
         pytest.skip("a kernel that never ends may hang what a GPU shows on the screen")
@@ -108,6 +109,7 @@ def test_broken_variants(device: clrope.DeviceInfo, cache: Path, rng: np.random.
     assert plan.variants[0] in (STRIDED, GOOD)
 
 
+@pytest.mark.one_in(3)
 def test_a_variant_that_never_ends(cpu: clrope.DeviceInfo, cache: Path, seed: int) -> None:
     """It is stopped; on a loaded machine the one before it may be, too."""
     source = text(f"volatile int go = 1; while (go) {PLACE} = 1.0f;")
@@ -124,6 +126,7 @@ def test_a_variant_that_never_ends(cpu: clrope.DeviceInfo, cache: Path, seed: in
     assert database.known(cpu, "f32", "neox").broken >= {ENDLESS.compiled}
 
 
+@pytest.mark.one_in(2)
 def test_the_winner_is_used(device: clrope.DeviceInfo, cache: Path, rng: np.random.Generator, seed: int) -> None:
     # Alone it wins; which of two is faster is this machine's affair.
     result = tuned(device, [BEST], seconds=10.0, seed=seed)
@@ -235,6 +238,7 @@ def test_an_unhealthy_device(cpu: clrope.DeviceInfo) -> None:
         tune(sick)
 
 
+@pytest.mark.one_in(3)
 def test_a_device_that_rounds_in_a_way_of_its_own(cpu: clrope.DeviceInfo, cache: Path, seed: int) -> None:
     """Where the strided kernel is close to the emulation, but not the same, the others are checked against it."""
     body = (
