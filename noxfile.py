@@ -63,7 +63,13 @@ def wheel(session: nox.Session) -> None:
 
 @nox.session
 def matrix(session: nox.Session) -> None:
-    """Run every suite on every OpenCL device that is there, with Intel's runtime and the peers."""
+    """Run the suites on every OpenCL driver that is known, each alone, and print one table; --require: none is absent."""
     session.install("-e", ".[test,intel,peers]")
-    session.run("clrope", "devices")
-    session.run("clrope", "verify", "--suite", "all", *session.posargs)
+    session.run("python", str(ROOT / "tests" / "matrix" / "device_matrix.py"), *session.posargs)
+
+
+@nox.session
+def faults(session: nox.Session) -> None:
+    """Let OpenCL functions fail in calls, in the tuner and in probes; print how each ends. Options: --help."""
+    session.install("-e", ".[test,intel]")
+    session.run("python", str(ROOT / "tests" / "faults" / "fault_table.py"), *session.posargs)

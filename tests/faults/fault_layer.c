@@ -152,6 +152,19 @@ static int waits_for_a_failed_one(U waits, W list)
 
 #define LIST U waits, W list, H *event
 
+/* With CLROPE_TEST_NOT_UNIFIED devices say that they have memory of their own, and no shared virtual memory. */
+static I my_clGetDeviceInfo(H device, U name, Z size, void *value, Z *real)
+{
+    I code = CALL(3, I, (H, U, Z, void *, Z *))(device, name, size, value, real);
+    if (!code && value && getenv("CLROPE_TEST_NOT_UNIFIED")) {
+        if (name == 0x1035) /* CL_DEVICE_HOST_UNIFIED_MEMORY */
+            *(U *)value = 0;
+        if (name == 0x1053) /* CL_DEVICE_SVM_CAPABILITIES */
+            *(B *)value = 0;
+    }
+    return code;
+}
+
 OBJECT(4, clCreateContext, CONTEXTS, (const intptr_t *properties, U n, W devices, H notify, H data, I *error),
        (properties, n, devices, notify, data, error))
 COUNTED(6, clRetainContext, CONTEXTS, 1)
@@ -368,6 +381,7 @@ I clInitLayer(U entries, void *const *below, U *filled, void *const **above)
     memcpy(table, below, entries * sizeof *table);
     for (int i = 0; i < FUNCTIONS; i++)
         table[functions[i].number] = functions[i].function;
+    table[3] = (void *)my_clGetDeviceInfo;
     *filled = entries;
     *above = table;
     from_environment();
