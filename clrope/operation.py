@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import Operand, check_forward, check_out, empty_like, operand
+from .arrays import Operand, check_forward, check_out, empty_like, operand, shares_memory
 from .config import RopeConfig
 from .device import DeviceInfo
 from .errors import ConfigError, DeviceError, ShapeError
@@ -399,6 +399,8 @@ def operands_overlap(a: Operand, b: Operand) -> bool:
     if a.kind == "opencl":
         if a.array.base_data.int_ptr != b.array.base_data.int_ptr:
             return False
+        if a.view.itemsize == b.view.itemsize:
+            return shares_memory(a.view, b.view)
         spans = [(v.span[0] * v.itemsize, v.span[1] * v.itemsize) for v in (a.view, b.view)]
         return spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1]
     assert a.host is not None

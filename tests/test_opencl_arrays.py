@@ -168,6 +168,30 @@ def test_empty(queue: cl.CommandQueue) -> None:
     assert got.shape == (2, 0, 3, 16)
 
 
+def test_outputs_side_by_side_in_one_buffer(queue: cl.CommandQueue, rng: np.random.Generator) -> None:
+    """q and k of a fused QKV tensor: their ranges of memory overlap, their elements do not."""
+    fused = host(rng, shape=(2, 5, 6, 16))
+    array = to_device(queue, fused)
+    start, step = array.offset, 16 * array.dtype.itemsize
+    q, k = (
+        cla.Array(
+            queue, (2, 5, heads, 16), array.dtype, data=array.base_data, offset=start + first * step,
+            strides=array.strides,
+        )
+        for first, heads in ((0, 4), (4, 1))
+    )  # fmt: skip
+    want = fused.copy()
+    for _ in range(2):
+        want[:, :, :5] = emulate_rope(want[:, :, :5], 7, NEOX)
+        clrope.rope((q, k), 7, NEOX, out=(q, k))
+        queue.finish()
+        assert same(to_host(array), want).all()
+    whole = cla.Array(queue, (2, 5, 2, 16), array.dtype, data=array.base_data, offset=start, strides=array.strides)
+    with pytest.raises(ShapeError, match="out: an output overlaps another tensor of the same call"):
+        clrope.rope((q, whole), 7, NEOX, out=(q, whole))
+    assert same(to_host(array), want).all()
+
+
 def test_refusals(queue: cl.CommandQueue, device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     x = host(rng)
     array = to_device(queue, x)
