@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import secrets
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..errors import ConfigError
 from .exit_code import UNUSABLE, WRONG
 from .options import Devices, JsonFile, Quiet, Seed, value
 from .output import print_table, progress_bar, write_text
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from ..suite.conformance import Report, Result
+    from ..suite.registry import Suite
 
 #: Seconds between two drawings of the bar, where it has a terminal of its own.
 _PAUSE = 0.2
@@ -38,19 +41,31 @@ def verify_devices(
     text: Annotated[
         str, typer.Option("--filter", metavar="TEXT", help="Run only the cases that contain each word of TEXT.")
     ] = "",
+    fuzz: Annotated[
+        int | None, value("N", "Run N random cases instead of suites; print wrong ones only.", min=1)
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run the conformance suites on devices.
+    """Run the conformance suites, or random cases (--fuzz), on devices.
 
     Every result is compared with the float64 reference, and its bits with those of the other devices. A line ends in
     OK, in FAIL with the NMSE, or in SKIP with the reason. Exit code 1 if a case fails or bits differ, 2 if a device
     that --device names cannot be used. Other unhealthy devices are only reported.
     """
     from ..suite.conformance import verify
+    from ..suite.fuzz import fuzz_suite
 
+    suites: list[str | Suite] = [*(suite or ["seed"])]
+    if fuzz is not None:
+        if suite or text:
+            raise ConfigError(
+                f"--fuzz: given together with --{'suite' if suite else 'filter'}, which chooses other cases"
+            )
+        seed = secrets.randbits(32) if seed is None else seed
+        suites = [fuzz_suite(fuzz, seed)]
     with progress_bar(quiet) as bar:
-        view = _View(bar, quiet, silent=json_file == "-")
-        report = verify(suite or ["seed"], device or [], seed=seed, text=text, started=view.start, done=view.add)
+        view = _View(bar, quiet, silent=json_file == "-", wrong_only=quiet or fuzz is not None)
+        report = verify(suites, device or [], seed=seed, text=text, started=view.start, done=view.add)
     if json_file is not None:
         write_text(json_file, json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n")
     if json_file != "-":
@@ -61,10 +76,10 @@ def verify_devices(
 
 
 class _View:
-    """Lines on stdout, a bar on stderr. silent: no lines; quiet: lines of failures only."""
+    """Lines on stdout, a bar on stderr. silent: no lines; wrong_only: lines of failures only; quiet: no remarks."""
 
-    def __init__(self, bar: Progress, quiet: bool, silent: bool) -> None:
-        self._bar, self._quiet, self._silent = bar, quiet, silent
+    def __init__(self, bar: Progress, quiet: bool, silent: bool, wrong_only: bool) -> None:
+        self._bar, self._quiet, self._silent, self._wrong_only = bar, quiet, silent, wrong_only
         self._task = bar.add_task("", visible=False)
         self._drawn = 0.0
         # Both on one screen: the bar has to be drawn again below every line.
@@ -83,7 +98,7 @@ class _View:
 
     def add(self, result: Result) -> None:
         """Print a result's line and move the bar."""
-        if not (self._silent or (self._quiet and result.outcome.status != "fail")):
+        if not (self._silent or (self._wrong_only and result.outcome.status != "fail")):
             if self._shared and not self._quiet:
                 print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
             print(result.line, flush=self._shared)
@@ -116,6 +131,8 @@ def _summarise(report: Report) -> None:
         rows = [[n, *(nmse_text(worst[n, t]) if (n, t) in worst else "-" for t in shown)] for n in names]
         print_table("Worst NMSE by storage type", ["device", *(f"#{t}" for t in shown)], rows)
     print()
+    if refused := sum(r.outcome.refused for r in report.results):
+        print(f"refused, as they must be: {refused} wrong calls")
     if report.shared:
         same = report.shared - len(report.differing)
         print(f"bit-identical: {same}/{report.shared} cases between {', '.join([*names, NUMPY])}")

@@ -16,11 +16,12 @@ from ..config import SECTION_MODES, Angles, RopeConfig, parse_mode
 from ..errors import ConfigError
 from ..layout import DTYPES
 
-#: How positions are drawn. 'far': all of ±2**31; 'offset': one int; 'offsets': [B]; 'batch': [B, S]; 'three': [3, S].
-POSITIONS = ("random", "signed", "offset", "offsets", "batch", "three", "far")
+#: How positions are drawn. 'far': all of ±2**31; 'huge': all 64-bit integers; 'offset': one int; 'back': one int below
+#: 0; 'offsets': [B]; 'batch': [B, S]; 'three': [3, S]; 'packed': sequences along S, each counting up from its offset.
+POSITIONS = ("random", "signed", "offset", "back", "offsets", "batch", "three", "packed", "far", "huge")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 #: Layouts of x in memory; see `Case.v`.
-VIEWS = range(6)
+VIEWS = range(7)
 
 _OPS = {"ROPE": True, "ROPE_BACK": False}
 _TEXT = re.compile(r"\s*(\w+)\((.*)\)\s*(?:#.*)?")
@@ -41,7 +42,7 @@ class Case:
     ff:     whether freq_factors are used, uniform in [0.9, 1.1].
     v:      layout of x in memory: 0 dense, 1 a corner of a larger tensor, 2 the second half of each head's memory
             (0 to 2 as in ggml), 3 q and k of a fused QKV tensor in one call, 4 every other element backwards,
-            5 every third element, the other axes backwards.
+            5 every third element, the other axes backwards, 6 steps and gaps of each axis drawn from the case's text.
     inplace: whether the output is the input.
     n_offs, base, n_ctx_orig, bf (beta_fast), bs (beta_slow): as in RopeConfig; bf and bs are 1 as in test_rope.
     sections: None: the sections of test_rope.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,19 @@ def _cuts(case: Case, view: int) -> list[dict[str, Cut]]:
     if view == 5:
         back = {letter: (length + 1, slice(length, 0, -1)) for letter, length in case.shape.items()}
         return [back | {"d": (3 * d + 1, slice(1, None, 3))}]
+    if view == 6:
+        rng = np.random.default_rng(zlib.crc32(str(case).encode()))
+        return [{letter: _drawn_cut(rng, letter, length) for letter, length in case.shape.items()}]
     return [whole]
+
+
+def _drawn_cut(rng: np.random.Generator, letter: str, length: int) -> Cut:
+    """Return a cut with a step of either sign and elements left over before and after; steps of d are mostly 1."""
+    steps = (1, 1, 1, 1, 2, -1) if letter == "d" else (1, 1, 2, 3, -1, -2)
+    step, before, after = int(rng.choice(steps)), int(rng.integers(0, 4)), int(rng.integers(0, 4))
+    first, last = before, before + (length - 1) * abs(step)
+    part = slice(first, last + 1, step) if step > 0 else slice(last, first - 1 if first else None, step)
+    return last + 1 + after, part
 
 
 class Memory:

@@ -17,7 +17,7 @@ class CaseOutcome:
     status: 'ok', 'fail', or 'skip' (the device lacks what the case needs).
     nmse:   against the reference; None if there is none. limit: the largest allowed.
     digest: of the bits of the result, with every NaN counted as the same NaN.
-    detail: the reason of a failure or skip.
+    detail: the reason of a failure or skip, or the message of a call that was refused as it must be.
     """
 
     status: Literal["ok", "fail", "skip"]
@@ -25,6 +25,11 @@ class CaseOutcome:
     limit: float | None = None
     digest: str = ""
     detail: str = ""
+
+    @property
+    def refused(self) -> bool:
+        """Whether the case is a wrong call, which was refused."""
+        return self.status == "ok" and bool(self.detail)
 
     @property
     def text(self) -> str:

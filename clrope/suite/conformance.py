@@ -110,7 +110,7 @@ class Report:
         return not self.failures
 
     def counts(self) -> list[dict[str, Any]]:
-        """Return for each device and suite the numbers of passed, run and skipped cases, and the seconds."""
+        """Return for each device and suite the numbers of passed, run, skipped and refused cases, and the seconds."""
         out = []
         for target, name in product(self.used, self.suites):
             here = [r for r in self.results if (r.device, r.suite) == (target.name, name)]
@@ -122,6 +122,7 @@ class Report:
                     "passed": sum(r.outcome.status == "ok" for r in ran),
                     "cases": len(ran),
                     "skipped": len(here) - len(ran),
+                    "refused": sum(r.outcome.refused for r in ran),
                     "seconds": round(sum(r.seconds for r in here), 3),
                 }
             )
@@ -175,7 +176,7 @@ def _target(device: DeviceInfo, asked: bool, problem: str) -> Target:
 
 
 def verify(
-    suites: Iterable[str] = ("seed",),
+    suites: Iterable[str | Suite] = ("seed",),
     selectors: Sequence[str] = (),
     *,
     seed: int | None = None,
@@ -185,7 +186,8 @@ def verify(
 ) -> Report:
     """Run suites on devices and return the report.
 
-    suites:    names, or 'all'. selectors: devices as for `clrope.device`; none: every healthy device but simulators.
+    suites:    names, 'all', or suites themselves. selectors: devices as for `clrope.device`; none: every healthy device
+               but simulators.
     seed:      of the inputs; None draws a seed, which the report holds.
     text:      words that a case's notation must contain.
     started:   called once with the report and the number of results to come; `done` with each result.

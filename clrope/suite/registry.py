@@ -62,11 +62,14 @@ def suite_names() -> list[str]:
     return list(suites())
 
 
-def chosen_suites(names: Iterable[str]) -> list[Suite]:
-    """Return the suites of these names, 'all' for every one; `ConfigError` for an unknown name."""
+def chosen_suites(names: Iterable[str | Suite]) -> list[Suite]:
+    """Return the suites of these names, 'all' for every one; `ConfigError` for an unknown name. A suite is itself."""
     known = suites()
     out: dict[str, Suite] = {}
     for name in names:
+        if isinstance(name, Suite):
+            out[name.name] = name
+            continue
         if name != ALL and name not in known:
             raise ConfigError(f"suite: got {name!r}, allowed are {', '.join([*known, ALL])}")
         out |= known if name == ALL else {name: known[name]}

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from .. import api, reference
 from ..config import RopeConfig
 from ..emulation import emulate_rope
+from ..positions import packed_positions
 from ..testing import digest_of, limit_for, nmse
 from .case import Case
 from .case_memory import Memory
@@ -30,9 +31,15 @@ def draw_positions(case: Case, rng: np.random.Generator) -> Any:
     """Return positions in the case's form and integer type."""
     b, s = case.shape["b"], case.shape["s"]
     rows: tuple[int, ...] = (4,) if case.uses_sections else ()
-    if case.pos == "offset":
-        return np.dtype(case.pt).type(rng.integers(0, case.n_ctx))
-    low, high = {"signed": (-case.n_ctx, case.n_ctx), "far": (-(1 << 31), 1 << 31)}.get(case.pos, (0, case.n_ctx))
+    if case.pos in ("offset", "back"):
+        start = rng.integers(0, case.n_ctx)
+        return np.dtype(case.pt).type(start if case.pos == "offset" else -1 - start)
+    if case.pos == "packed":
+        bounds = np.unique([0, *rng.integers(0, s, 2), s])
+        return packed_positions(bounds, s, rng.integers(0, case.n_ctx, bounds.size - 1)).astype(case.pt)
+    low, high = {
+        "signed": (-case.n_ctx, case.n_ctx), "far": (-(1 << 31), 1 << 31), "huge": (-(1 << 63), 1 << 63),
+    }.get(case.pos, (0, case.n_ctx))  # fmt: skip
     shape = {"offsets": (b,), "batch": (*rows, b, s), "three": (3, s)}.get(case.pos, (*rows, s))
     return rng.integers(low, high, shape).astype(case.pt)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from clrope import DeviceInfo
 from clrope.kernels.source import kernel_folder
-from clrope.suite import conformance
+from clrope.suite import conformance, rope_trial
 
 ROOT = Path(__file__).parent.parent.parent
 FEW = "type=f16 ne_a=[128,32,2,1] fs=1.0 ef=0.0 v=0"
@@ -70,6 +71,43 @@ def test_verify_several_suites(call: Call, device: DeviceInfo) -> None:
     bad = call("verify", "--suite", "sead")
     assert bad.exit_code == 2
     assert bad.stderr.startswith("clrope: suite: got 'sead', allowed are seed")
+
+
+def test_fuzz_is_quiet_and_writes_json(call: Call, devices: tuple[DeviceInfo, ...], seed: int, tmp_path: Path) -> None:
+    done = call("verify", "--fuzz", 4, "--seed", seed, "--json", tmp_path / "report.json")
+    assert done.exit_code == 0, done.stdout
+    assert lines_of(done.stdout) == []
+    assert "fuzz: 4 random cases" in done.stdout
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert (report["schema"], report["seed"], report["suites"]) == ("clrope.verify/1", seed, ["fuzz"])
+    assert len(report["results"]) == 4 * len(devices)
+    assert [row["device"] for row in report["summary"]] == [conformance.short_name(d) for d in devices]
+    assert report["results"][0]["case"].split(" # ")[1].startswith(f"clrope verify --fuzz 1 --seed {seed}")
+    for more in (("--suite", "seed"), ("--filter", "f16")):
+        bad = call("verify", "--fuzz", 4, *more)
+        assert bad.exit_code == 2
+        assert bad.stderr.startswith(f"clrope: --fuzz: given together with {more[0]}, which chooses other cases")
+    assert call("verify", "--fuzz", 0).exit_code == 2
+    assert call("verify", "--fuzz", 1, "--device", "nonesuch").exit_code == 2
+
+
+def test_a_wrong_fuzz_case_is_repeated_by_its_command(
+    call: Call, device: DeviceInfo, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = rope_trial.emulate_rope
+    monkeypatch.setattr(rope_trial, "emulate_rope", lambda x, *rest, **more: -real(x, *rest, **more))
+    done = call("verify", "--device", device.index, "--fuzz", 3, "--seed", seed)
+    assert done.exit_code == 1
+    lines = lines_of(done.stdout)
+    assert lines
+    assert all(": FAIL, NMSE " in line and "the bits are not NumPy's" in line for line in lines)
+    command = re.search(r"# clrope (verify --fuzz 1 --seed \d+) #", lines[-1])
+    assert command is not None
+    again = call(*command[1].split(), "--device", device.index)
+    assert again.exit_code == 1
+    assert lines_of(again.stdout) == lines[-1:]
+    monkeypatch.undo()
+    assert call(*command[1].split(), "--device", device.index).exit_code == 0
 
 
 def test_verify_ends_with_2_for_a_device_that_cannot_be_used(call: Call, device: DeviceInfo) -> None:
