@@ -7,7 +7,7 @@ an argument that must be refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import api
-from ..config import RopeConfig
 from ..errors import RopeError
 from ..layout import DTYPES
 from ..mode import GGML_MODES, SECTION_MODES, parse_mode
@@ -55,16 +54,14 @@ def _read_only(trial: FuzzTrial) -> Array:
     return out
 
 
-def _too_wide(trial: FuzzTrial) -> RopeConfig:
-    return replace(trial.config, n_dims=trial.case.shape["d"] // 2 * 2 + 2, freq_factors=None)
-
-
 #: Arguments that must be refused, by name: what replaces those of a right call with one tensor.
 REFUSALS: dict[str, Callable[[FuzzTrial], Call]] = {
     "positions that are too many": lambda t: {"positions": np.zeros(t.case.shape["b"] + t.case.shape["s"] + 1, int)},
     "positions that are no integers": lambda t: {"positions": np.zeros(t.case.shape["s"])},
     "positions beyond 64 bits": lambda t: {"positions": np.full(t.case.shape["s"], 2**63, np.uint64)},
-    "n_dims beyond the head": lambda t: {"config": _too_wide(t)},
+    "n_dims beyond the head": lambda t: {
+        "config": replace(t.config, n_dims=t.case.shape["d"] // 2 * 2 + 2, freq_factors=None)
+    },
     "layout": lambda t: {"layout": t.case.lo.replace("s", "x")},
     "x of rank 2": lambda t: {"x": t.x.views[0].reshape(-1, 1), "out": None},
     "out that overlaps x": lambda t: {"out": _flipped(t)},
@@ -86,11 +83,8 @@ def case_seed(seed: int, index: int) -> int:
 
 def fuzz_suite(count: int, seed: int) -> Suite:
     """Return the suite of `count` random cases of a seed."""
-
-    def cases() -> Iterator[FuzzLine]:
-        return (FuzzLine(case_seed(seed, index)) for index in range(count))
-
-    return Suite(NAME, cases, lambda: f"{count} random cases")
+    seeds = [case_seed(seed, index) for index in range(count)]
+    return Suite(NAME, lambda: map(FuzzLine, seeds), lambda: f"{count} random cases")
 
 
 @dataclass(frozen=True)
@@ -268,7 +262,7 @@ class FuzzTrial(RopeTrial):
         if target is not self.x:
             target.poison()
         memories = [self.x] if target is self.x else [self.x, target]
-        sides = [_HostSide(m) if queue is None else _DeviceSide(m, queue) for m in memories]
+        sides = [_Side(memory, queue) for memory in memories]
         x, out = (side.views if several else side.views[0] for side in (sides[0], sides[-1]))
         result: Any
         if way == "plan":
@@ -315,37 +309,30 @@ class FuzzTrial(RopeTrial):
         return CaseOutcome("fail", detail=f"not refused: {self.refusal}")
 
 
-class _HostSide:
-    """A memory as NumPy arrays: itself."""
-
-    def __init__(self, memory: Memory) -> None:
-        self.views = memory.views
-
-    def read(self, events: list[Any]) -> None:
-        """Do nothing: results are there."""
-
-
-class _DeviceSide:
-    """A copy of a memory on a device, with OpenCL arrays in the places of its views."""
+class _Side:
+    """A memory as NumPy arrays (queue: None), or a copy on a device with OpenCL arrays in the places of its views."""
 
     def __init__(self, memory: Memory, queue: Any) -> None:
-        import pyopencl as cl
-        import pyopencl.array as cla
-
+        self.views: tuple[Any, ...] = memory.views
         self._memory, self._queue = bits(memory.parent), queue
-        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-        self._buffer = cl.Buffer(queue.context, flags, hostbuf=self._memory)
-        start = _address(memory.parent)
-        self.views = tuple(
-            cla.Array(queue, v.shape, v.dtype, strides=v.strides, data=self._buffer, offset=_address(v) - start)
-            for v in memory.views
-        )
+        if queue is not None:
+            import pyopencl as cl
+            import pyopencl.array as cla
+
+            flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+            self._buffer = cl.Buffer(queue.context, flags, hostbuf=self._memory)
+            start = _address(memory.parent)
+            self.views = tuple(
+                cla.Array(queue, v.shape, v.dtype, strides=v.strides, data=self._buffer, offset=_address(v) - start)
+                for v in memory.views
+            )
 
     def read(self, events: list[Any]) -> None:
         """Copy all bytes back after the events."""
-        import pyopencl as cl
+        if self._queue is not None:
+            import pyopencl as cl
 
-        cl.enqueue_copy(self._queue, self._memory, self._buffer, wait_for=events or None)
+            cl.enqueue_copy(self._queue, self._memory, self._buffer, wait_for=events or None)
 
 
 def _address(array: Array) -> int:
