@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from drawing import draw
 from expected_failures import expected_failure
-from helpers import POISON, short_name
+from helpers import EXAMPLES, NIGHTLY, POISON, short_name
 
 import clrope
 from clrope import DeviceInfo
@@ -30,14 +30,15 @@ SEED = int(os.environ.setdefault("PYTEST_RUN_SEED", str(time.time_ns() % (1 << 3
 #: Runs of fewer tests run all of them.
 MANY = 100
 
-hypothesis.settings.register_profile(
-    "clrope",
-    deadline=None,
-    derandomize=False,
-    print_blob=True,
-    max_examples=60,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
-)
+for profile, times in (("clrope", 1), ("nightly", NIGHTLY)):
+    hypothesis.settings.register_profile(
+        profile,
+        deadline=None,
+        derandomize=False,
+        print_blob=True,
+        max_examples=times * EXAMPLES,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
+    )
 hypothesis.settings.load_profile("clrope")
 
 

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import hypothesis
 import numpy as np
 import oracle
 
@@ -29,6 +30,16 @@ SHORT_NAMES = {
     "portable computing language": "pocl", "intel": "intel", "nvidia": "nvidia", "amd": "amd", "rusticl": "rusticl",
     "oclgrind": "oclgrind",
 }  # fmt: skip
+
+
+#: Of a property in the profile "clrope"; the profile "nightly" has `NIGHTLY` times more.
+EXAMPLES, NIGHTLY = 60, 250
+
+
+def examples(count: int, **more: Any) -> hypothesis.settings:
+    """Return settings for so many examples, and as many times more as the chosen profile has; more: other settings."""
+    times = hypothesis.settings.default.max_examples / EXAMPLES
+    return hypothesis.settings(max_examples=math.ceil(count * times), **more)
 
 
 def short_name(device: clrope.DeviceInfo) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import Case, View, bits, run, same, with_largest_allocation
-from hypothesis import HealthCheck, given, settings
+from helpers import Case, View, bits, examples, run, same, with_largest_allocation
+from hypothesis import given
 from hypothesis import strategies as st
 
 import clrope
@@ -97,7 +97,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @pytest.mark.one_in(2)
-@settings(max_examples=200)
+@examples(200)
 @given(case=cases())
 def test_every_case_equals_the_emulation(device: clrope.DeviceInfo, case: Case) -> None:
     """Bits of the emulation, error within bounds of the oracle, memory around untouched."""
@@ -105,7 +105,6 @@ def test_every_case_equals_the_emulation(device: clrope.DeviceInfo, case: Case) 
 
 
 @pytest.mark.one_in(2)
-@settings(max_examples=60)
 @given(case=cases(), transfer=st.sampled_from(["map", "copy"]), limit=st.integers(1, 6))
 def test_chunks_change_nothing(device: clrope.DeviceInfo, case: Case, transfer: Any, limit: int) -> None:
     built, whole = (replace(case, out=None).build() for _ in range(2))
@@ -125,7 +124,6 @@ def test_chunks_change_nothing(device: clrope.DeviceInfo, case: Case, transfer: 
 
 
 @pytest.mark.one_in(2)
-@settings(max_examples=60)
 @given(case=cases())
 def test_back_is_the_transpose(device: clrope.DeviceInfo, case: Case) -> None:
     """back(forward(x)) is magnitude² x, within what rounding twice allows."""
@@ -149,7 +147,7 @@ def test_back_is_the_transpose(device: clrope.DeviceInfo, case: Case) -> None:
 
 
 @pytest.mark.one_in(2)
-@settings(max_examples=40)
+@examples(40)
 @given(data=st.data(), shift=st.integers(-(2**30), 2**30), seed=st.integers(0, 2**32 - 1))
 def test_scores_depend_on_distance_only(device: clrope.DeviceInfo, data: st.DataObject, shift: int, seed: int) -> None:
     """q·k after rotation is unchanged when both positions move by as much."""
@@ -165,7 +163,7 @@ def test_scores_depend_on_distance_only(device: clrope.DeviceInfo, data: st.Data
     np.testing.assert_allclose(scores[0], scores[1], rtol=0, atol=1e-12 * head_dim)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(case=cases())
 def test_position_0_only_scales(device: clrope.DeviceInfo, case: Case) -> None:
     case = replace(case, out=None, values="uniform", positions="S", low=0, high=0)
@@ -183,7 +181,7 @@ def test_position_0_only_scales(device: clrope.DeviceInfo, case: Case) -> None:
 
 
 @pytest.mark.one_in(2)
-@settings(max_examples=40)
+@examples(40)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1), mode=st.sampled_from(["mrope", "imrope"]))
 def test_text_in_section_modes_is_neox(device: clrope.DeviceInfo, data: st.DataObject, seed: int, mode: str) -> None:
     """Positions alike on all axes: sections make no difference."""
@@ -197,7 +195,6 @@ def test_text_in_section_modes_is_neox(device: clrope.DeviceInfo, data: st.DataO
         assert same(clrope.rope(x, form, RopeConfig.from_dict(fields), device=device.index), want).all()
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(case=cases())
 def test_the_emulation_is_near_the_reference(case: Case) -> None:
     """Without any device: two ways of computing, float64 and float32, agree for every case."""
