@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -13,6 +14,7 @@ from typing import Annotated, Any, get_type_hints
 from ..config import RopeConfig
 from ..errors import ConfigError, RopeError
 from ..io.files import read_arrays
+from ..layout import DTYPES
 from .options import LayerType, Mode, SeqLen, value
 
 
@@ -111,7 +113,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def named_array(text: str, what: str) -> Any:
     """Return the array that FILE or FILE:NAME stands for; without a name the file must hold one array only."""
     name = ""
-    if not Path(text).exists() and ":" in text:
+    if not os.path.exists(text) and ":" in text:  # unlike Path's, False for a name that is too long
         text, _, name = text.rpartition(":")
     arrays = read_arrays(text)
     if not name and len(arrays) == 1:
@@ -138,4 +140,7 @@ def _factors(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        return tuple(float(f) for f in named_array(text, "freq_factors").ravel())
+        array = named_array(text, "freq_factors")
+        if array.dtype.kind not in "fiu" and array.dtype not in DTYPES.values():
+            raise ConfigError(f"freq_factors: {text} holds {array.dtype}, real numbers are needed") from None
+        return tuple(float(f) for f in array.ravel())
