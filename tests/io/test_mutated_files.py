@@ -17,10 +17,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+from corpus import HF, NUMBERS, OWN, VALUES, YARN, good
 from helpers import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
-from test_damaged_files import HF, NUMBERS, OWN, VALUES, YARN, good
 
 from clrope import RopeConfig
 from clrope.angles import angle_table
