@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -22,10 +23,12 @@ from clrope.suite.case import INTEGERS, POSITIONS, VIEWS
 from clrope.suite.fuzz import FAMILY, REFUSALS, FuzzLine, FuzzTrial, case_seed, draw, fuzz_suite
 
 
+@cache
 def plain_seed(seed: int) -> int:
     """The next seed of a case that each device can run, out of place between guards, where each position counts."""
     for own in count(seed):
-        drawn, case = draw(own), draw(own).case
+        drawn = draw(own)
+        case = drawn.case
         plain = (case.type, case.angles, case.pos, case.v, case.inplace) == ("f32", "exact", "random", 0, False)
         if plain and case.fs == 1 and not drawn.refusal:
             return own
@@ -55,7 +58,7 @@ def test_a_case_has_a_seed_of_its_own() -> None:
 
 def test_everything_is_drawn() -> None:
     """And each drawn case can be written, read back and computed."""
-    drawn = [draw(seed) for seed in range(0, 40 * 1000, 40)]
+    drawn = [draw(seed) for seed in range(0, 40 * 600, 40)]
     cases = [d.case for d in drawn]
     assert {c.type for c in cases} == set(DTYPES)
     assert {c.mode for c in cases} == set(GGML_MODES.values())
@@ -72,6 +75,7 @@ def test_everything_is_drawn() -> None:
         case.config(None).for_head_dim(case.ne_a[0])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", list(REFUSALS))
 def test_wrong_calls_are_refused(name: str, device: DeviceInfo, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     trial = FuzzTrial(plain_seed(seed))
