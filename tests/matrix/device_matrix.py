@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -177,11 +178,14 @@ def main() -> int:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for driver in drivers(given.root, folder, compile_layer(folder)):
-            if not given.only or any(part.lower() in driver.name.lower() for part in given.only):
-                print(f"{driver.name} ...", file=sys.stderr, flush=True)
-                rows += run(driver, given.seed, folder)
-                print(f"  {rows[-1].seconds:.0f} s, {len(rows[-1].wrong)} wrong", file=sys.stderr, flush=True)
+        chosen = [
+            driver for driver in drivers(given.root, folder, compile_layer(folder))
+            if not given.only or any(part.lower() in driver.name.lower() for part in given.only)
+        ]  # fmt: skip
+        with ThreadPoolExecutor(2) as pool:  # most of the time one processor compiles
+            for found in pool.map(lambda driver: run(driver, given.seed, folder), chosen):
+                rows += found
+                print(f"{found[0].driver}: {found[0].seconds:.0f} s", file=sys.stderr, flush=True)
     print_table(rows, console)
     shared, differing = compare_bits(rows)
     print(f"seed {given.seed}: {shared} cases on two devices or more, {len(differing)} with other bits")

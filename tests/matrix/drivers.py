@@ -113,7 +113,7 @@ def drivers(root: Path, folder: Path, layer: Path | None) -> Iterator[Driver]:
     ]
     yield from of_pypi
     yield replace(two, patience=120.0, tries=2)
-    yield of_debian(root, "pocl-opencl-icd", "**/libpocl.so.2*", "PoCL of Debian", "pocl", ALL)
+    yield of_debian(root, "pocl-opencl-icd", "**/libpocl.so.2*", "PoCL of Debian", "pocl", QUICK)
     mesa = ("**/libRusticlOpenCL.so.1", "rusticl on llvmpipe", "rusticl", QUICK)
     yield of_debian(root, "mesa-opencl-icd", *mesa, RUSTICL_ENABLE="llvmpipe")
     yield oclgrind(root)
