@@ -39,6 +39,7 @@ RESULT_BYTES_KEPT = 256 << 20
 #: Bytes of staging buffers in no use that are kept at most.
 STAGING_BYTES_KEPT = 256 << 20
 CALLS_KEPT = 512
+PROGRAMS_KEPT = 256
 HOST_BUFFERS_KEPT = 1024
 OPERATIONS_KEPT = 256
 CONSTANTS_KEPT = 256
@@ -255,12 +256,13 @@ class Runtime:
         return state
 
     def program(self, spec: LaunchSpec) -> pyopencl.Program:
-        """Return the program of a launch, built at most once. Raises `BuildError`."""
+        """Return the program of a launch, built unless it is one of the last `PROGRAMS_KEPT`. Raises `BuildError`."""
         key = (spec.file, spec.options, spec.source)
         with self.lock:
             found = self._programs.get(key)
             if found is None:
-                found = self._programs[key] = build(self.context, self.cl_device, spec.text, spec.options, keep=True)
+                found = build(self.context, self.cl_device, spec.text, spec.options, keep=True)
+                keep(self._programs, key, found, PROGRAMS_KEPT)
             return found
 
     def remember_table(self, key: Any, make: Callable[[], Any]) -> Any:

@@ -52,19 +52,19 @@ def attempt(what: str, device: str | None, library: Path, fault: Fault | None, f
 
 def outcome(what: str, code: int, printed: str, errors: str) -> str:
     """Return 'right', 'error: ...' with what the command says, or what is wrong."""
-    if code == 2:
-        said = " ".join(errors.split())
-        return f"error: {said[:150]}" if said else "RAW exit code 2 without a message"
+    said = " ".join(errors.split())
+    if code == 2 and not said:
+        return "RAW exit code 2 without a message"
     try:
         read: Any = json.loads(printed)
     except ValueError:
-        return f"NO JSON: {printed[:100]!r}"
+        return f"error: {said[:150]}" if code == 2 else f"NO JSON: {printed[:100]!r}"
     if what == "devices":
         sick = [d["health"] for d in read["devices"] if d["health"]["status"] != "ok"]
-        said = [" ".join(f"{health['status']}: {health['reason']}".split())[:120] for health in sick]
+        reasons = [" ".join(f"{health['status']}: {health['reason']}".split())[:120] for health in sick]
         if any(not health["reason"] or not health["hint"] for health in sick):
             return f"NO REASON: {sick}"
-        return f"error: {' / '.join(dict.fromkeys(said))}" if said else "right"
+        return f"error: {' / '.join(dict.fromkeys(reasons))}" if reasons else "right"
     failed = read_failures(read)
     return f"error: {failed[0][:150]} ({len(failed)})" if failed else "right" if code == 0 else "error: nothing found"
 

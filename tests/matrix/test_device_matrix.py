@@ -17,7 +17,7 @@ from drivers import Driver
 from expected_failures import EXPECTED_FAILURES, KNOWN, ExpectedFailure, expected_case
 from rich.console import Console
 
-DEVICE = {"name": "some CPU", "platform": "Rusticl", "driver_version": "22.3.6", "kind": "cpu"}
+DEVICE = {"index": "0:0", "name": "some CPU", "platform": "Rusticl", "driver_version": "22.3.6", "kind": "cpu"}
 DRIVER = Driver("rusticl", "rusticl", ("seed",))
 
 
@@ -33,7 +33,7 @@ def test_cases_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_matrix, "rows_of", lambda platform, version: (known, stale, of_a_test))
     states = [("A1", "ok"), ("A2", "skip"), ("A3", "fail"), ("B1", "fail"), ("C1", "ok")]
     (row,) = read(DRIVER, report(*({"case": name, "status": state} for name, state in states)))
-    assert (row.device, row.suites) == ("some CPU, 22.3.6, cpu", "seed")
+    assert (row.device, row.suites) == ("0:0 some CPU, 22.3.6, cpu", "seed")
     assert (row.passed, row.skipped, row.expected) == (2, 1, 1)
     assert row.wrong == ["seed: A3: 0.0", "passes, remove its row: seed: C*"]
     assert expected_case((of_a_test, known), "seed: B2") is known
