@@ -52,6 +52,7 @@ def to_host(array: cla.Array) -> np.ndarray:
     return got.view(array.dtype).reshape(array.shape)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", list(DTYPES))
 @pytest.mark.parametrize("out", [None, "in place", "given"])
 def test_on_its_own_queue(queue: cl.CommandQueue, dtype: str, out: Any, rng: np.random.Generator) -> None:

@@ -110,6 +110,7 @@ def test_arrays_that_do_not_fit_a_plan(device: clrope.DeviceInfo, rng: np.random
         two.run((x,))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_tiny_chunks_give_the_same(device: clrope.DeviceInfo, dtype: str, monkeypatch: Any, seed: int) -> None:
     case = Case({"mode": "neox", "n_dims": 12}, (3, 7, 2, 16), dtype, positions="BS", x=View((1, 2, 1, -1)), seed=seed)
@@ -187,6 +188,7 @@ def test_no_fp64(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     assert op(new(rng, np.float32), 0).dtype == np.float32
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_several_tensors(device: clrope.DeviceInfo, dtype: str, rng: np.random.Generator) -> None:
     config = RopeConfig("normal", 8)

@@ -52,6 +52,7 @@ def test_per_position(device: clrope.DeviceInfo, dtype: str, mode: Any, out: Any
                 assert same(got, want).all()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("batched", [True, False])
 def test_per_token(device: clrope.DeviceInfo, dtype: str, batched: bool, rng: np.random.Generator) -> None:
@@ -71,7 +72,7 @@ def test_per_token(device: clrope.DeviceInfo, dtype: str, batched: bool, rng: np
             assert same(clrope.rotate(x[0], cos, sin, mode=mode, device=device.index), want[0]).all()
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("full_tables", ["halves", "interleaved"])
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("dtype", TYPES)

@@ -139,7 +139,7 @@ SHOWN = (
 )
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     ("words", "columns"),
     [
@@ -225,6 +225,7 @@ def on_a_terminal(*words: str, columns: int = 60, **env: str) -> str:
     return shown.decode().replace("\r\n", "\n")
 
 
+@pytest.mark.one_in(2)
 def test_styles_need_a_terminal(process: Call) -> None:
     words = ("config", "llama-3.1-8b")
     shown = on_a_terminal(*words)
@@ -235,7 +236,7 @@ def test_styles_need_a_terminal(process: Call) -> None:
     assert process(*words, FORCE_COLOR="1", COLUMNS="60").stdout == plain
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_ctrl_c_ends_in_one_line(name: str, process: Call, tmp_path: Path) -> None:
     done = process(name, *CALLED[name][2], code=replaced(name, "signal.raise_signal(signal.SIGINT)"))
@@ -296,6 +297,7 @@ def wait_until_gone(processes: list[int]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "words", [["config", "llama-3.1-8b"], ["devices"], ["report", RESULTS], ["--help"]], ids=lambda words: words[0]
 )
@@ -324,7 +326,7 @@ def test_closed_streams(process: Call) -> None:
     assert process("devices", code=MAIN.format("import sys; sys.stdout = sys.stderr = None")).returncode == 0
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_error_ends_in_a_traceback(name: str, process: Call) -> None:
     code = replaced(name, "[][1]")
@@ -334,6 +336,7 @@ def test_no_error_ends_in_a_traceback(name: str, process: Call) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.one_in(2)
 def test_the_traceback_on_request(process: Call) -> None:
     done = process("devices", code=replaced("devices", "[][1]"), CLROPE_TRACEBACK="1")
     assert done.returncode == 2

@@ -197,7 +197,7 @@ def pocl_3(listed: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @linux
 @needs_pocl_3
 def test_an_unknown_cpu_is_repaired(script: Script, cache: Path) -> None:
@@ -242,6 +242,7 @@ def test_without_the_repair_the_device_is_unhealthy(script: Script) -> None:
     assert "CLROPE_POCL_CPU" in device["health"]["hint"]
 
 
+@pytest.mark.one_in(2)
 @linux
 @needs_pocl_3
 def test_a_name_that_llvm_does_not_know_is_refused(script: Script) -> None:

@@ -139,7 +139,7 @@ def run(page: Path, text: str) -> int:
     return count
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_the_blocks_of_a_page_run(page: Path) -> None:

@@ -19,6 +19,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 NEEDS = {"torch_zero_copy": "torch", "gguf_qk": "gguf"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_runs_and_is_right(device: clrope.DeviceInfo, path: Path) -> None:
     needed = NEEDS.get(path.stem)

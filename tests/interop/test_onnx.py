@@ -69,7 +69,7 @@ def draw(rng, dtype):
     return x, cos, sin, ids, rotary_embedding_dim, rotated
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @BOTH
 @TYPES
 def test_opset_23(device, rng, dtype, interleaved):
@@ -87,7 +87,7 @@ def test_opset_23(device, rng, dtype, interleaved):
         assert np.array_equal(flat.view(np.uint8), before.view(np.uint8))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @BOTH
 @TYPES
 def test_com_microsoft(device, rng, dtype, interleaved):

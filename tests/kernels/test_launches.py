@@ -43,7 +43,7 @@ def rotated(device: clrope.DeviceInfo, x: Any, out: Any, config: RopeConfig, var
     return plan.variants
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_host_memory(device: clrope.DeviceInfo, rng: np.random.Generator, mode: Any, dtype: str) -> None:
@@ -63,7 +63,7 @@ def test_host_memory(device: clrope.DeviceInfo, rng: np.random.Generator, mode: 
         )
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -156,7 +156,7 @@ def test_batches_are_further_tokens_or_heads(
             assert got.tobytes() == emulate_rope(a, place, config).tobytes()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_every_candidate_gives_the_same(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     if device.kind != "cpu":
         pytest.skip("a candidate may be one that only a child process should try")
@@ -181,7 +181,7 @@ POSITIONS = {
 }
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("where", POSITIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", ["normal", "neox"])
@@ -264,7 +264,7 @@ def test_what_cannot_be_fused_is_cached(device: clrope.DeviceInfo, rng: np.rando
     np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 def test_tiled(device: clrope.DeviceInfo, rng: np.random.Generator, mode: Any, dtype: str, seed: int) -> None:
@@ -303,6 +303,7 @@ def test_tiled_needs_room_for_two_heads(device: clrope.DeviceInfo, rng: np.rando
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
@@ -356,7 +357,7 @@ def test_q_and_k_on_the_device_share_an_event(device: clrope.DeviceInfo, rng: np
             np.testing.assert_array_equal(y.get().view(np.uint32), want.view(np.uint32))
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("n_dims", [20, 62, 94])
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -383,7 +384,7 @@ def test_pairs_that_are_left_over(
     rotated(device, whole, whole, config, variant)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("store", ["plain", "nontemporal", "staged"])
 @pytest.mark.parametrize("n_offs", [0, 32])
 @pytest.mark.parametrize("mode", ["normal", "neox"])

@@ -94,7 +94,7 @@ def test_absent_drivers_have_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(rows) == 9
     assert all(row.absent for row in rows)
     text = io.StringIO()
-    print_table(rows, Console(file=text, width=200))
+    print_table(rows, Console(file=text, width=400))
     assert "absent: pip install intel-opencl-rt" in text.getvalue()
     assert "apt-get install mesa-opencl-icd" in text.getvalue()
     assert "pip install intel-opencl-fpga-emu-rt: no such package" in text.getvalue()

@@ -41,7 +41,7 @@ def has(text: str) -> bool:
     return not needs or importlib.util.find_spec(needs) is not None
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("text", SAMPLES)
 def test_adapters_pass_on_every_device(text: str, devices: tuple[DeviceInfo, ...], seed: int) -> None:
     print(f"seed {seed}")
@@ -94,7 +94,7 @@ def _one_value(real: Run, plan: Plan) -> Any:
     return plan.out
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("wrong", [_nothing, _negated, _one_value])
 @pytest.mark.parametrize("text", [*FEW, "TORCH( from=tables", "TORCH_BACKWARD( type=f32", "ONNX_BACKEND( type=f32"])
 def test_whatever_is_wrong_fails(
@@ -168,7 +168,7 @@ def test_bytes_around_are_watched(device: DeviceInfo, monkeypatch: pytest.Monkey
     assert np.array_equal(first, second)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_every_peer_runs_on_the_device_that_is_checked(
     devices: tuple[DeviceInfo, ...], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

@@ -216,7 +216,7 @@ def test_a_child_that_cannot_begin(cpu: clrope.DeviceInfo, cache: Path, monkeypa
     assert not (cache / "tuning.json").exists() or database.known(cpu, "f32", "neox").records == ()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", [name for name in DTYPES if name not in search.USUAL_TYPES])
 def test_types_that_are_tuned_on_request(cpu: clrope.DeviceInfo, cache: Path, seed: int, dtype: str) -> None:
     keys = [TuningKey(dtype, "neox", in_place, "small") for in_place in (False, True)]

@@ -1,0 +1,161 @@
+"""Calls of many threads, while one process tunes the same device and another deletes the cache; prints what it found.
+
+`python tests/load/load.py --device intel` takes some minutes. Each thread calls in all ways, with the shapes, modes and
+positions of a fixed list, and compares every byte of each result. Exit code 1 for a wrong result, an error, or memory
+that grows by more than 5 MB after the first tenth of the calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+import pyopencl.array as cla
+
+import clrope
+from clrope import RopeConfig
+from clrope.emulation import emulate_rope
+
+GROWTH = 5 << 20
+CONFIGS = [RopeConfig(mode, 64, freq_base=1e4) for mode in ("normal", "neox")]
+SHAPES = [(1, 1, 8, 64), (1, 7, 4, 64), (2, 16, 2, 64), (1, 64, 8, 128)]
+DTYPES = (np.float32, np.float16)
+PLACES = (0, 7, 70001)
+
+
+class Case:
+    """One call with its inputs and the right result."""
+
+    def __init__(self, config: RopeConfig, shape: tuple[int, ...], dtype: Any, place: int, seed: int) -> None:
+        self.config, self.place = config, place
+        self.x = np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+        self.want = emulate_rope(self.x, place, config).tobytes()
+        self.positions = np.arange(place, place + shape[1])
+
+
+def resident() -> int:
+    """Return the bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Worker:
+    """The ways of calling, of one thread; plans and queues are its own, `Rope` objects are shared."""
+
+    def __init__(self, ops: dict[RopeConfig, clrope.Rope], cases: list[Case], device: clrope.DeviceInfo) -> None:
+        self.ops, self.cases, self.device = ops, cases, device
+        self.context = cl.Context([device.cl_device])  # Intel's queues do not keep theirs
+        self.queue = cl.CommandQueue(self.context)
+        self.plans: dict[int, Any] = {}
+        self.ways: list[Callable[[int, Case], Any]] = [self.rope, self.operation, self.in_place, self.plan, self.array]
+
+    def rope(self, k: int, case: Case) -> Any:
+        return clrope.rope(case.x, case.positions, case.config, device=self.device)
+
+    def operation(self, k: int, case: Case) -> Any:
+        return self.ops[case.config](case.x, case.place)
+
+    def in_place(self, k: int, case: Case) -> Any:
+        x = case.x.copy()
+        return self.ops[case.config](x, case.place, out=x)
+
+    def plan(self, k: int, case: Case) -> Any:
+        if k not in self.plans:
+            self.plans[k] = self.ops[case.config].plan(case.x, case.place + 5)
+        return self.plans[k].run(positions=case.place)
+
+    def array(self, k: int, case: Case) -> Any:
+        x = cla.to_device(self.queue, case.x)
+        y = clrope.rope(x, case.place, case.config)
+        found = y.get()
+        self.queue.finish()
+        return found
+
+    def call(self, rng: random.Random) -> str:
+        """Return the way, behind what is wrong if the result is."""
+        k, way = rng.randrange(len(self.cases)), rng.choice(self.ways)
+        case = self.cases[k]
+        try:
+            right = way(k, case).tobytes() == case.want
+        except Exception as error:
+            return f"{type(error).__name__} in {way.__name__}: {' '.join(str(error).split())[:200]}"
+        return way.__name__ if right else f"WRONG VALUES in {way.__name__} of case {k}"
+
+
+def calls(device: clrope.DeviceInfo, threads: int, count: int, seed: int) -> tuple[Counter[str], int]:
+    """Make `count` calls; return how often each outcome came, and how many bytes the process grew."""
+    numbers = [(c, s, t, p) for c in CONFIGS for s in SHAPES for t in DTYPES for p in PLACES]
+    cases = [Case(*case, seed=seed + k) for k, case in enumerate(numbers)]
+    ops = {config: clrope.Rope(config, device) for config in CONFIGS}
+    outcomes: Counter[str] = Counter()
+    lock = threading.Lock()
+    workers = [Worker(ops, cases, device) for _ in range(threads)]
+
+    def work(part: int, worker: Worker, share: int) -> None:
+        rng = random.Random(f"{seed} {part} {share}")
+        mine = Counter(worker.call(rng) for _ in range(share))
+        with lock:
+            outcomes.update(mine)
+
+    before = 0
+    for share in (count // 10, count - count // 10):  # plans, buffers and programs are made in the first part
+        before = resident()
+        group = [
+            threading.Thread(target=work, args=(part, worker, share // threads)) for part, worker in enumerate(workers)
+        ]
+        for thread in group:
+            thread.start()
+        for thread in group:
+            thread.join()
+    return outcomes, resident() - before
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--threads", type=int, default=16)
+    parser.add_argument("--calls", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=time.time_ns() % (1 << 32))
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["CLROPE_CACHE_DIR"] = cache = str(Path(folder) / "cache")
+        device = clrope.device(given.device)
+        tune = [sys.executable, "-m", "clrope", "tune", "--device", device.index, "--type", "f32", "--budget", "600"]
+        delete = ["sh", "-c", 'while sleep 0.5; do rm -rf "$0"; done', cache]
+        others = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                  for command in (tune, delete)]  # fmt: skip
+        begun = time.perf_counter()
+        try:
+            outcomes, growth = calls(device, given.threads, given.calls, given.seed)
+            codes = [other.poll() for other in others]
+        finally:
+            for other in others:
+                other.terminate()
+                other.wait()
+    seconds = time.perf_counter() - begun
+    wrong = sum(n for outcome, n in outcomes.items() if " " in outcome)
+    for outcome, n in outcomes.most_common():
+        print(f"{n:8} {outcome}")
+    print(
+        f"{device.name}, seed {given.seed}: {sum(outcomes.values())} calls by {given.threads} threads in "
+        f"{seconds:.0f} s, {wrong} wrong; memory grew by {growth / 1e6:.1f} MB"
+    )
+    ended = codes != [None, None]
+    if ended:
+        print(f"the tuner or what deletes the cache ended before the calls did: {codes}")
+    return 1 if wrong or growth > GROWTH or ended else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
