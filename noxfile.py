@@ -63,7 +63,7 @@ def wheel(session: nox.Session) -> None:
 
 @nox.session
 def matrix(session: nox.Session) -> None:
-    """Run the suites on every OpenCL driver that is known, each alone, and print one table; --require: none is absent."""
+    """Run the suites on every known OpenCL driver, each alone; print one table. --require: none is absent."""
     session.install("-e", ".[test,intel,peers]")
     session.run("python", str(ROOT / "tests" / "matrix" / "device_matrix.py"), *session.posargs)
 
