@@ -21,12 +21,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "faults")]
 
-from drivers import Driver, drivers  # noqa: E402
-from expected_failures import expected_case, rows_of  # noqa: E402
+from drivers import Draw, Driver, drivers, installed  # noqa: E402
+from expected_failures import ExpectedFailure, expected_case, rows_of  # noqa: E402
 from fault_layer import compile_layer  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
@@ -36,6 +37,8 @@ HARMLESS = re.compile(
     r"\s*Function: (clGetDeviceInfo\s+Error:\s+CL_INVALID_VALUE\s+For argument 'param_name'"
     r"|clCreateKernel\s+Error:\s+CL_INVALID_KERNEL_NAME\s+Kernel '_source' not found)\s"
 )
+#: What the simulator has to say of `faulty_kernel.py`, in its log or as an error of a call.
+FINDINGS = ("data race", "Uninitialized", "Invalid write", "clSetKernelArg")
 
 
 @dataclass
@@ -43,112 +46,186 @@ class Row:
     """What became of the suites on one device of a driver."""
 
     driver: str
+    version: str = ""
     device: str = ""
     suites: str = ""
     passed: int = 0
     skipped: int = 0
     expected: int = 0
-    wrong: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
     absent: str = ""
     seconds: float = 0.0
     digests: dict[str, str] = field(default_factory=dict)
 
 
+class Unusable(Exception):
+    """A run that gave no report."""
+
+
+class Endless(Unusable):
+    """A run that did not end in time."""
+
+
 def run(driver: Driver, seed: int, folder: Path) -> list[Row]:
-    """Run the suites of a driver; one row for each of its devices."""
+    """Run the suites and tests of a driver, again where the driver is known to hang; rows as of `run_once`."""
+    place = Path(tempfile.mkdtemp(dir=folder))
+    if driver.packages:
+        driver = installed(driver, place / "packages")
     if driver.absent:
         return [Row(driver.name, absent=driver.absent)]
-    place = Path(tempfile.mkdtemp(dir=folder))
-    log = place / "log"
-    variables = {name: value.format(log=log) for name, value in driver.variables.items()}
-    env = {**os.environ, "CLROPE_CACHE_DIR": str(place / "cache"), "POCL_CACHE_DIR": str(place / "pocl"), **variables}
-    (place / "pocl").mkdir()
-    rows: dict[str, Row] = {}
-    said = ""
-    for words in driver.filters:
-        command = [sys.executable, "-m", "clrope", "verify", "--seed", str(seed), "--json", "-"]
-        command += ["--device", driver.device] if driver.device else []
-        command += [part for suite in driver.suites for part in ("--suite", suite)]
-        command += ["--filter", words] if words else []
+    for hung in range(driver.tries):
         begun = time.perf_counter()
-        done = verify(driver, command, env)
-        if done is None:
-            return [Row(driver.name, wrong=[f"{driver.tries} runs that did not end within {driver.patience:g} s"])]
         try:
-            report = json.loads(done.stdout)
+            rows = run_once(driver, seed, place)
+            rows[0].expected += hung
+            return rows
+        except Unusable as error:
+            rows = [Row(driver.name, unexpected=[str(error)], seconds=time.perf_counter() - begun)]
+            if not isinstance(error, Endless):
+                break
+    return rows
+
+
+def run_once(driver: Driver, seed: int, place: Path) -> list[Row]:
+    """Return one row for each device of a driver, and one for the tests; raises `Unusable`."""
+    begun = time.perf_counter()
+    rows = verify(driver, seed, place) or [Row(driver.name, unexpected=["no device was verified"])]
+    rows[0].seconds = time.perf_counter() - begun
+    if driver.tests:
+        begun = time.perf_counter()
+        rows.append(run_tests(driver, place))
+        rows[-1].seconds = time.perf_counter() - begun
+    return rows
+
+
+def verify(driver: Driver, seed: int, place: Path) -> list[Row]:
+    """Run `clrope verify` on a driver, and check its log."""
+    reports, said = [], ""
+    for part in driver.runs:
+        command = ["-m", "clrope", "verify", "--seed", str(seed), "--json", "-"]
+        command += ["--device", driver.device] if driver.device else []
+        command += [word for suite in part.suites for word in ("--suite", suite)]
+        command += ["--filter", part.words] if part.words else []
+        done = execute(driver, command, place / "log")
+        try:
+            reports.append(json.loads(done.stdout))
         except ValueError:
-            return [Row(driver.name, wrong=[f"exit code {done.returncode}: {' '.join(done.stderr.split())[-300:]}"])]
+            raise Unusable(f"exit code {done.returncode}: {' '.join(done.stderr.split())[-300:]}") from None
         said += done.stderr
-        for row in read(driver, report):
-            kept = rows.setdefault(row.device, row)
-            if kept is not row:
-                kept.passed, kept.skipped, kept.expected = (
-                    kept.passed + row.passed, kept.skipped + row.skipped, kept.expected + row.expected
-                )  # fmt: skip
-                kept.wrong += row.wrong
-                kept.digests |= row.digests
-            kept.seconds += time.perf_counter() - begun
-    first = next(iter(rows.values()), None)
-    if first is None:
-        return [Row(driver.name, wrong=["no device was verified"])]
-    if driver.log:
-        first.wrong += logged(log.read_text(errors="replace") if log.exists() else "", said)
-    return list(rows.values())
+    rows = read(driver, reports)
+    if driver.log and rows:
+        rows[0].unexpected += found_by_simulator(logged(place / "log"), said)
+        done = execute(driver, [str(HERE / "faulty_kernel.py")], place / "faulty")
+        rows[0].unexpected += missed_by_simulator(logged(place / "faulty") + done.stderr)
+    return rows
 
 
-def verify(driver: Driver, command: Sequence[str], env: dict[str, str]) -> subprocess.CompletedProcess[str] | None:
-    """Return how the command ended; None where no run that the driver is allowed ended in time."""
-    for _ in range(driver.tries):
-        try:
-            return subprocess.run(
-                command, env=env, capture_output=True, text=True, timeout=driver.patience, check=False
-            )
-        except subprocess.TimeoutExpired:
-            print(f"  no end within {driver.patience:g} s", file=sys.stderr, flush=True)
-    return None
+def run_tests(driver: Driver, place: Path) -> Row:
+    """Run pytest on a driver."""
+    results = place / "results.xml"
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={results}", *driver.tests]
+    done = execute(driver, command, place / "log")
+    if not results.exists():
+        raise Unusable(f"pytest: exit code {done.returncode}: {' '.join(done.stdout.split())[-300:]}")
+    return read_tests(driver, results.read_text("utf-8"))
 
 
-def logged(log: str, said: str) -> list[str]:
+def execute(driver: Driver, arguments: Sequence[str], log: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python in the environment of a driver; raises `Endless`."""
+    variables = {name: value.format(log=log) for name, value in driver.variables.items()}
+    try:
+        return subprocess.run(
+            [sys.executable, *arguments], env={**os.environ, **variables}, cwd=HERE.parent.parent, capture_output=True,
+            text=True, timeout=driver.patience, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise Endless(f"a run that did not end within {driver.patience:g} s: {' '.join(arguments)}") from None
+
+
+def logged(log: Path) -> str:
+    """Return what a driver wrote to its log."""
+    return log.read_text("utf-8", errors="replace") if log.exists() else ""
+
+
+def found_by_simulator(log: str, said: str) -> list[str]:
     """Return what Oclgrind found: its log, and errors of calls, but for queries that its OpenCL does not know."""
-    found = [f"its log: {' '.join(log.split())[:300]}"] if log.strip() else []
+    found = [f"the log: {' '.join(log.split())[:300]}"] if log.strip() else []
     for block in said.split("OpenCL runtime error detected")[1:]:
         if not HARMLESS.match(block):
-            found.append(f"its errors: {' '.join(block.split())[:200]}")
+            found.append(f"an error of a call: {' '.join(block.split())[:200]}")
     return found
 
 
-def read(driver: Driver, report: dict[str, Any]) -> list[Row]:
-    """Return a row for each device of a report of `clrope verify --json`."""
+def missed_by_simulator(said: str) -> list[str]:
+    """Return what Oclgrind did not find in a faulty program: then an empty log would mean nothing."""
+    return [f"not found in a faulty program: {text!r}" for text in FINDINGS if text not in said]
+
+
+def read(driver: Driver, reports: Sequence[dict[str, Any]]) -> list[Row]:
+    """Return a row for each device of the reports of `clrope verify --json`, which have the same devices."""
     rows = []
-    for tested in report["devices"]:
-        device = tested["device"]
-        if tested["trouble"] and not tested["asked"]:
+    for tested in reports[0]["devices"]:
+        device, problem = tested["device"], tested["trouble"]
+        if problem and not tested["asked"]:
             continue  # of another driver, which the environment hides
-        if tested["trouble"] or device is None:
-            rows.append(Row(driver.name, tested["name"], wrong=[tested["trouble"] or "not found"]))
+        if problem or device is None:
+            rows.append(Row(driver.name, device=tested["name"], unexpected=[problem or "not found"]))
             continue
-        version = device["driver_version"]
-        row = Row(
-            driver.name, f"{device['index']} {device['name']}, {version}, {device['kind']}", " ".join(driver.suites)
-        )
-        expected = rows_of(device["platform"], version)
-        seen = set()
-        for case in (c for c in report["results"] if c["device"] == tested["name"]):
-            name = f"{case['suite']}: {case['case']}"
-            known = expected_case(expected, name)
-            if case["status"] == "skip":
-                row.skipped += 1
-            elif case["status"] == "ok":
-                row.passed += 1
-                row.digests[name] = case["digest"]
-            elif known is not None:
-                row.expected += 1
-                seen.add(known)
-            else:
-                row.wrong.append(f"{name}: {case['detail'] or case['nmse']}")
-        row.wrong += [f"passes, remove its row: {known.test}" for known in expected if known not in seen and known.case]
+        version, label = device["driver_version"], f"{device['index']} {device['name']}, {device['kind']}"
+        row = Row(driver.name, version, label, "; ".join(map(str, driver.runs)))
+        results = [r for report in reports for r in report["results"] if r["device"] == tested["name"]]
+        count(row, driver, results, rows_of(device["platform"], version))
+        if driver.discrete and device["host_unified"]:
+            row.unexpected.append("the device says that it has the memory of the host")
         rows.append(row)
+    if rows:
+        rows[0].unexpected += [f"bits differ: {case}" for report in reports for case in report["bits"]["differing"]]
     return rows
+
+
+def count(row: Row, driver: Driver, results: Iterable[dict[str, Any]], known: Sequence[ExpectedFailure]) -> None:
+    """Count the results of a device; known: the expected failures of its driver."""
+    states: dict[ExpectedFailure, list[str]] = {entry: [] for entry in known if entry.case}
+    for result in results:
+        name, status = f"{result['suite']}: {result['case']}", result["status"]
+        entry = expected_case(known, name)
+        if entry is not None:
+            states[entry].append(status)
+        if status == "skip":
+            row.skipped += 1
+        elif status == "ok":
+            row.passed += 1
+            row.digests[name] = result["digest"]
+        elif entry is not None:
+            row.expected += 1
+        else:
+            row.unexpected.append(f"{name}: {result['detail'] or result['nmse']}")
+    if not (row.passed or row.expected or row.unexpected):
+        row.unexpected.append("no case was run")
+    for entry, found in states.items():
+        everything = any(entry.test.partition(":")[0] in part.suites and not part.words for part in driver.runs)
+        if (found or everything) and "fail" not in found:
+            row.unexpected.append(f"{'passes' if found else 'is no case'}, remove its row: {entry.test}")
+
+
+def read_tests(driver: Driver, results: str) -> Row:
+    """Return the row of a run of pytest from its results in JUnit's format."""
+    row = Row(driver.name, suites=f"pytest {' '.join(driver.tests)}", device="all of it")
+    for case in ElementTree.fromstring(results).iter("testcase"):
+        outcomes = {child.tag: child for child in case if child.tag in ("failure", "error", "skipped")}
+        if "failure" in outcomes or "error" in outcomes:
+            failed = outcomes.get("failure", outcomes.get("error"))
+            assert failed is not None
+            row.unexpected.append(f"{case.get('classname')}::{case.get('name')}: {failed.get('message', '')[:200]}")
+        elif "skipped" in outcomes:
+            known = outcomes["skipped"].get("type") == "pytest.xfail"
+            row.expected += known
+            row.skipped += not known
+        else:
+            row.passed += 1
+    if not row.passed:
+        row.unexpected.append("no test was passed")
+    return row
 
 
 def compare_bits(rows: Iterable[Row]) -> tuple[int, list[str]]:
@@ -163,45 +240,50 @@ def compare_bits(rows: Iterable[Row]) -> tuple[int, list[str]]:
 
 
 def print_table(rows: Sequence[Row], console: Console) -> None:
-    table = Table("driver", "device", "suites", box=None)
-    for name in ("passed", "skipped", "expected failures", "wrong", "s"):
+    """Print a line for each row."""
+    table = Table("driver", "version", "device", "suites", box=None)
+    for name in ("passed", "skipped", "expected\nfailures", "unexpected", "s"):
         table.add_column(name, justify="right")
     for row in rows:
         if row.absent:
-            table.add_row(row.driver, f"absent: {row.absent}")
+            table.add_row(row.driver, "absent", row.absent)
         else:
-            numbers = (row.passed, row.skipped, row.expected, len(row.wrong), round(row.seconds))
-            table.add_row(row.driver, row.device, row.suites, *map(str, numbers))
+            numbers = (row.passed, row.skipped, row.expected, len(row.unexpected), round(row.seconds))
+            table.add_row(row.driver, row.version, row.device, row.suites, *map(str, numbers))
     console.print(table)
 
 
 def main() -> int:
+    """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--only", action="append", help="a part of a driver's name (repeatable); default: all")
     parser.add_argument("--root", type=Path, default=Path("/"), help="where Debian's packages are unpacked; default: /")
     parser.add_argument("--seed", type=int, default=time.time_ns() % (1 << 32), help="of the inputs")
+    parser.add_argument("--all", action="store_true", help="draw nothing: run every case of the suites")
     parser.add_argument("--require", action="store_true", help="an absent driver is a failure")
     given = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    begun = time.perf_counter()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        for variable in ("CLROPE_CACHE_DIR", "POCL_CACHE_DIR"):  # a driver's programs, once for all rows with it
+            os.environ.setdefault(variable, tempfile.mkdtemp(dir=folder))
         chosen = [
-            driver for driver in drivers(given.root, folder, compile_layer(folder))
+            driver for driver in drivers(given.root, compile_layer(folder), Draw(given.seed, given.all))
             if not given.only or any(part.lower() in driver.name.lower() for part in given.only)
         ]  # fmt: skip
         with ThreadPoolExecutor(2) as pool:  # most of the time one processor compiles
             for found in pool.map(lambda driver: run(driver, given.seed, folder), chosen):
                 rows += found
-                print(f"{found[0].driver}: {found[0].seconds:.0f} s", file=sys.stderr, flush=True)
-    print_table(rows, console)
+                print(f"{found[0].driver}: {sum(row.seconds for row in found):.0f} s", file=sys.stderr, flush=True)
+    print_table(rows, Console(width=None if sys.stdout.isatty() else 180))
     shared, differing = compare_bits(rows)
     print(f"seed {given.seed}: {shared} cases on two devices or more, {len(differing)} with other bits")
-    wrong = [f"{row.driver}: {text}" for row in rows for text in row.wrong] + differing
-    absent = [row.driver for row in rows if row.absent]
-    for text in wrong[:50]:
-        print(f"WRONG {text}")
-    return 1 if wrong or (given.require and absent) else 0
+    print(f"{time.perf_counter() - begun:.0f} s")
+    unexpected = [f"{row.driver}: {text}" for row in rows for text in row.unexpected] + differing
+    for text in unexpected[:50]:
+        print(f"UNEXPECTED {text}")
+    return 1 if unexpected or (given.require and any(row.absent for row in rows)) else 0
 
 
 if __name__ == "__main__":

@@ -8,117 +8,162 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
-#: Suites of `clrope verify`, without ggml's 868 cases.
-QUICK = ("seed", "modes", "layouts", "types", "interop")
-ALL = (*QUICK, "ggml")
-SOME = ("seed", "modes", "types")
+SYSTEM = Path("/")
+
+
+class Run(NamedTuple):
+    """Suites of `clrope verify`, of them the cases that contain the words."""
+
+    suites: tuple[str, ...]
+    words: str = ""
+
+    def __str__(self) -> str:
+        return " ".join([*self.suites, *self.words.split()])
+
+
+SHORT = Run(("seed", "layouts", "types"))
+TYPES = ("f32", "f16", "bf16", "f64")
+GGML_MODES = (0, 2, 8, 24, 40)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The parts of long suites that a run takes: one type, one of ggml's modes, other ones for other seeds."""
+
+    seed: int
+    everything: bool = False
+
+    def of_type(self, *suites: str) -> Run:
+        """Return the cases of one type."""
+        return Run(suites, "" if self.everything else f"type={TYPES[self.seed % len(TYPES)]}")
+
+    @property
+    def ggml(self) -> Run:
+        """The cases of one mode of ggml's suite."""
+        return Run(("ggml",), "" if self.everything else f"mode={GGML_MODES[self.seed % len(GGML_MODES)]},")
 
 
 @dataclass(frozen=True)
 class Driver:
     """One driver in a process environment of its own.
 
-    device:    what `--device` gets; none if empty.
-    suites:    of `clrope verify`. filters: one run each, of the cases that contain the words.
+    device:    what `--device` gets; every device of the driver if empty.
+    runs:      of `clrope verify`. tests: arguments of a run of pytest; no run if empty.
     variables: the environment. absent: why the driver cannot be run here.
-    patience:  seconds for a run. tries: runs that may be begun, where a driver is known to hang.
-    log:       whether the driver writes a log (`{log}` in the variables), which has to stay empty.
+    packages:  of PyPI, installed into a folder of their own before.
+    log:       whether the driver writes findings to a log (`{log}` in the variables), which has to stay empty.
+    discrete:  whether the devices have to say that they have memory of their own.
+    patience:  seconds for a run. tries: of a driver that is known to hang; a run that hung is an expected failure.
     """
 
     name: str
     device: str
-    suites: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
     absent: str = ""
-    filters: tuple[str, ...] = ("",)
+    packages: tuple[str, ...] = ()
+    runs: tuple[Run, ...] = (SHORT,)
+    tests: tuple[str, ...] = ()
+    log: bool = False
+    discrete: bool = False
     patience: float = 600.0
     tries: int = 1
-    log: bool = False
 
 
-def found(root: Path, pattern: str) -> Path | None:
-    """Return a library below the folder that Debian's packages are in."""
-    return next(iter(sorted((root / "usr/lib").glob(pattern))), None)
-
-
-def of_debian(
-    root: Path, package: str, pattern: str, name: str, device: str, suites: tuple[str, ...], **more: str
-) -> Driver:
-    """Return a driver of a Debian package, or say that its library is absent."""
-    library = found(root, pattern)
-    if library is None:
-        return Driver(name, device, suites, absent=f"no {pattern} below {root}; apt-get install {package}")
-    variables = {"OCL_ICD_VENDORS": str(library), **more}
-    if root != Path("/"):
-        variables["LD_LIBRARY_PATH"] = f"{root}/usr/lib/x86_64-linux-gnu"
-        variables["POCL_ROOT"] = str(root)
-    return Driver(name, device, suites, variables)
-
-
-def of_pip(package: str, name: str, device: str, suites: tuple[str, ...], **more: str) -> Driver:
+def of_pip(package: str, library: str, name: str, device: str) -> Driver:
     """Return a driver of a package in this environment."""
     try:
         files = importlib.metadata.files(package) or []
     except importlib.metadata.PackageNotFoundError:
-        return Driver(name, device, suites, absent=f"pip install {package}")
-    library = next((f.locate() for f in files if f.match("libpocl*.so") or f.match("libintelocl.so")), None)
-    if library is None:
-        return Driver(name, device, suites, absent=f"no driver in {package}")
-    return Driver(name, device, suites, {"OCL_ICD_VENDORS": str(library), **more})
+        return Driver(name, device, absent=f"pip install {package}")
+    found = next((file.locate() for file in files if file.match(library)), None)
+    if found is None:
+        return Driver(name, device, absent=f"no {library} in {package}")
+    return Driver(name, device, {"OCL_ICD_VENDORS": str(found)})
 
 
-def fpga_emulator(folder: Path) -> Driver:
-    """Return Intel's FPGA emulator, an accelerator; its libraries are older than those of Intel's CPU runtime.
+def of_debian(root: Path, package: str, library: str, name: str, device: str) -> Driver:
+    """Return a driver of a Debian package that is unpacked into a folder, or installed."""
+    for folder in (root, SYSTEM):
+        found = next(iter(sorted((folder / "usr/lib").glob(library))), None)
+        if found is not None:
+            return Driver(name, device, {"OCL_ICD_VENDORS": str(found)})
+    return Driver(name, device, absent=f"no {library} below {root}; apt-get install {package}")
 
-    So the packages are installed into a folder of their own.
+
+def with_variables(driver: Driver, **more: str) -> Driver:
+    """Return the driver with more environment variables."""
+    return replace(driver, variables={**driver.variables, **more})
+
+
+def two_devices(driver: Driver) -> Driver:
+    """Return PoCL with two devices of one name in one platform."""
+    files = ("tests/test_shared_context.py", "tests/test_opencl_arrays.py", "tests/test_rope.py")
+    tests = (*files, "-k", "shared_context or another_device or devices_agree")
+    made = replace(
+        driver, name=f"{driver.name}, two devices", device="", runs=(Run(("seed",)),), tests=tests,
+        patience=120.0, tries=2,
+    )  # fmt: skip
+    return with_variables(made, POCL_DEVICES="pthread pthread")
+
+
+def fpga_emulator() -> Driver:
+    """Return Intel's FPGA emulator, an accelerator.
+
+    It needs two undeclared packages of its own version, older than Intel's CPU runtime: so a folder of their own.
     """
-    name, device, package = "Intel FPGA emulator", "accelerator", "intel-opencl-fpga-emu-rt"
-    # Two libraries that the package needs but does not declare, of the same version.
-    packages = [f"{name}==2025.0.5" for name in (package, "intel-opencl-rt", "intel-cmplr-lib-rt")]
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--ignore-installed"]
-    command += ["--prefix", str(folder / "fpga"), *packages]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    library = folder / "fpga/lib/libintelocl_emu.so"
-    if done.returncode or not library.exists():
+    packages = ("intel-opencl-fpga-emu-rt", "intel-opencl-rt", "intel-cmplr-lib-rt")
+    return Driver("PyPI Intel FPGA emulator", "accelerator", packages=tuple(f"{name}==2025.0.5" for name in packages))
+
+
+def installed(driver: Driver, folder: Path) -> Driver:
+    """Return the driver with its packages installed into a folder."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--ignore-installed", "--prefix", str(folder)]
+    done = subprocess.run([*command, *driver.packages], capture_output=True, text=True, check=False)
+    library = next(iter((folder / "lib").glob("libintelocl_emu.so")), None)
+    if done.returncode or library is None:
         last = (done.stderr.strip().splitlines() or ["no library"])[-1]
-        return Driver(name, device, QUICK, absent=f"pip install {package}: {last}")
-    return Driver(name, device, QUICK, {"OCL_ICD_VENDORS": str(library), "LD_LIBRARY_PATH": str(library.parent)})
+        return replace(driver, absent=f"pip install {driver.packages[0]}: {last}")
+    return with_variables(driver, OCL_ICD_VENDORS=str(library), LD_LIBRARY_PATH=str(library.parent))
 
 
 def oclgrind(root: Path) -> Driver:
     """Return the simulator with all its checks; the optimiser makes instructions that they do not know."""
-    checks = {
-        "OCLGRIND_CHECK_API": "1", "OCLGRIND_DATA_RACES": "1", "OCLGRIND_UNINITIALIZED": "1", "OCLGRIND_LOG": "{log}",
-        "OCLGRIND_BUILD_OPTIONS": "-cl-opt-disable",
-    }  # fmt: skip
-    made = of_debian(root, "oclgrind", "**/liboclgrind-rt-icd.so", "Oclgrind", "oclgrind", ("seed",), **checks)
-    small = tuple(f"type={t} ne_a=[128,32,2,1] fs=1.0 ef=0.0 v=0" for t in ("f32", "f16"))
-    return Driver(made.name, made.device, made.suites, made.variables, made.absent, small, log=True)
+    found = of_debian(root, "oclgrind", "**/liboclgrind-rt-icd.so", "Oclgrind", "oclgrind")
+    small = tuple(Run(("seed",), f"type={t} ne_a=[128,32,2,1] fs=1.0 ef=0.0 v=0") for t in ("f32", "f16"))
+    return with_variables(
+        replace(found, runs=small, log=True), OCLGRIND_CHECK_API="1", OCLGRIND_DATA_RACES="1",
+        OCLGRIND_UNINITIALIZED="1", OCLGRIND_LOG="{log}", OCLGRIND_BUILD_OPTIONS="-cl-opt-disable",
+    )  # fmt: skip
 
 
-def not_unified(driver: Driver, suites: tuple[str, ...], layer: Path | None) -> Driver:
-    """Return the driver whose device says that it has memory of its own: arrays of the host are then copied."""
-    made = replace(driver, name=f"{driver.name}, memory of its own", suites=suites)
+def not_unified(driver: Driver, layer: Path | None) -> Driver:
+    """Return the driver whose devices say that they have memory of their own: arrays of the host are then copied."""
+    made = replace(driver, name=f"{driver.name}, memory of its own", discrete=True)
     if layer is None:
-        return replace(made, absent="no C compiler for the OpenCL layer")
-    more = {"OPENCL_LAYERS": str(layer), "CLROPE_TEST_NOT_UNIFIED": "1"}
-    return replace(made, variables={**driver.variables, **more})
+        return replace(made, absent=driver.absent or "no C compiler for the OpenCL layer")
+    return with_variables(made, OPENCL_LAYERS=str(layer), CLROPE_TEST_NOT_UNIFIED="1")
 
 
-def drivers(root: Path, folder: Path, layer: Path | None) -> Iterator[Driver]:
-    """Yield all drivers of the matrix; root: where Debian's packages are, folder: for files that are made."""
-    two = of_pip("pocl-binary-distribution", "PoCL of PyPI, two", "", ("seed",), POCL_DEVICES="pthread pthread")
-    of_pypi = [
-        of_pip("pocl-binary-distribution", "PoCL of PyPI", "pocl", QUICK),
-        of_pip("intel-opencl-rt", "Intel's CPU runtime", "intel", QUICK),
-    ]
-    yield from of_pypi
-    yield replace(two, patience=120.0, tries=2)
-    yield of_debian(root, "pocl-opencl-icd", "**/libpocl.so.2*", "PoCL of Debian", "pocl", SOME)
-    mesa = ("**/libRusticlOpenCL.so.1", "rusticl on llvmpipe", "rusticl", QUICK)
-    yield of_debian(root, "mesa-opencl-icd", *mesa, RUSTICL_ENABLE="llvmpipe")
+def drivers(root: Path, layer: Path | None, draw: Draw) -> Iterator[Driver]:
+    """Yield all drivers of the matrix, those that take long first.
+
+    root: where Debian's packages are unpacked. layer: the library of `fault_layer.c`.
+    """
+    quick, ggml = Run((*SHORT.suites, "modes")), draw.ggml
+    modes, interop, both = draw.of_type("modes"), draw.of_type("interop"), draw.of_type("modes", "interop")
+    intel = of_pip("intel-opencl-rt", "libintelocl.so", "PyPI Intel CPU runtime", "intel")
+    pocl = of_pip("pocl-binary-distribution", "libpocl*.so", "PyPI PoCL", "pocl")
+    yield replace(pocl, runs=(quick, interop, ggml))
+    yield replace(intel, runs=(quick, interop, ggml))
+    debian = of_debian(root, "pocl-opencl-icd", "**/libpocl.so.2", "Debian PoCL", "pocl")
+    yield replace(debian, runs=(SHORT, both, ggml))
+    yield replace(fpga_emulator(), runs=(SHORT, modes))
+    rusticl = of_debian(root, "mesa-opencl-icd", "**/libRusticlOpenCL.so.1", "rusticl, llvmpipe", "rusticl")
+    yield with_variables(replace(rusticl, runs=(SHORT, both)), RUSTICL_ENABLE="llvmpipe")
     yield oclgrind(root)
-    yield fpga_emulator(folder)
-    # PoCL takes most of its time for compiling.
-    yield from (not_unified(driver, suites, layer) for driver, suites in zip(of_pypi, (SOME, ALL), strict=True))
+    # These find the programs of the same driver that were compiled above.
+    yield two_devices(pocl)
+    yield not_unified(replace(intel, runs=(SHORT, both, ggml)), layer)
+    yield not_unified(replace(pocl, runs=(SHORT, both)), layer)

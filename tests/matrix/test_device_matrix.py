@@ -1,4 +1,4 @@
-"""The table of the device matrix: what is expected, what is wrong, what is absent, and bits that differ."""
+"""The table of the device matrix: what is expected, what is not, what is absent, and bits that differ."""
 
 from __future__ import annotations
 
@@ -12,37 +12,93 @@ from typing import Any
 import device_matrix
 import drivers
 import pytest
-from device_matrix import Row, compare_bits, logged, print_table, read, verify
-from drivers import Driver
+from device_matrix import Row, compare_bits, found_by_simulator, missed_by_simulator, print_table, read, read_tests
+from drivers import TYPES, Draw, Driver, Run
 from expected_failures import EXPECTED_FAILURES, KNOWN, ExpectedFailure, expected_case
 from rich.console import Console
 
-DEVICE = {"index": "0:0", "name": "some CPU", "platform": "Rusticl", "driver_version": "22.3.6", "kind": "cpu"}
-DRIVER = Driver("rusticl", "rusticl", ("seed",))
+from clrope.suite.registry import cases_of, suites
+
+DEVICE = {
+    "index": "0:0", "name": "some CPU", "platform": "Rusticl", "driver_version": "22.3.6", "kind": "cpu",
+    "host_unified": True,
+}  # fmt: skip
+SEED, PART = Run(("seed",)), Run(("seed",), "type=f16")
+DRIVER = Driver("rusticl", "rusticl", runs=(SEED,))
 
 
-def report(*results: dict[str, Any], trouble: str = "", asked: bool = True) -> dict[str, Any]:
-    cases = [{"suite": "seed", "device": "a", "detail": "", "nmse": 0.0, "digest": "1", **r} for r in results]
-    return {"devices": [{"name": "a", "asked": asked, "trouble": trouble, "device": DEVICE}], "results": cases}
+def report(*results: dict[str, Any], trouble: str = "", asked: bool = True, differing: Any = ()) -> dict[str, Any]:
+    cases = [{"suite": "seed", "device": "a", "detail": "", "nmse": 0.5, "digest": "1", **r} for r in results]
+    tested = [{"name": "a", "asked": asked, "trouble": trouble, "device": DEVICE}]
+    return {"devices": tested, "results": cases, "bits": {"differing": list(differing)}}
 
 
-def test_cases_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = ExpectedFailure("rusticl", "22.3", "seed: B*", "known")
-    stale = ExpectedFailure("rusticl", "22.3", "seed: C*", "known")
-    of_a_test = ExpectedFailure("rusticl", "22.3", "tests/test_a.py::test_b", "known")
-    monkeypatch.setattr(device_matrix, "rows_of", lambda platform, version: (known, stale, of_a_test))
-    states = [("A1", "ok"), ("A2", "skip"), ("A3", "fail"), ("B1", "fail"), ("C1", "ok")]
-    (row,) = read(DRIVER, report(*({"case": name, "status": state} for name, state in states)))
-    assert (row.device, row.suites) == ("0:0 some CPU, 22.3.6, cpu", "seed")
+def results(**states: str) -> list[dict[str, Any]]:
+    return [{"case": name, "status": status} for name, status in states.items()]
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def give(*patterns: str) -> None:
+        rows = tuple(ExpectedFailure("rusticl", "22.3", pattern, "it is known") for pattern in patterns)
+        monkeypatch.setattr(device_matrix, "rows_of", lambda platform, version: rows)
+
+    return give
+
+
+def test_cases_are_counted(known: Any) -> None:
+    known("seed: B*", "tests/test_a.py::test_b")
+    first, second = report(*results(A1="ok", A2="skip", A3="fail")), report(*results(B1="fail", B2="ok"))
+    (row,) = read(DRIVER, [first, second])
+    assert (row.version, row.device, row.suites) == ("22.3.6", "0:0 some CPU, cpu", "seed")
     assert (row.passed, row.skipped, row.expected) == (2, 1, 1)
-    assert row.wrong == ["seed: A3: 0.0", "passes, remove its row: seed: C*"]
-    assert expected_case((of_a_test, known), "seed: B2") is known
-    assert expected_case((known,), "modes: B2") is None
+    assert row.unexpected == ["seed: A3: 0.5"]
+    assert list(row.digests) == ["seed: A1", "seed: B2"]
 
 
-def test_a_device_in_trouble_is_wrong_if_it_was_asked_for() -> None:
-    assert [row.wrong for row in read(DRIVER, report(trouble="it crashed"))] == [["it crashed"]]
-    assert read(DRIVER, report(trouble="it is hidden", asked=False)) == []
+@pytest.mark.parametrize(
+    ("state", "part", "want"),
+    [
+        ({"B1": "ok", "B2": "ok"}, SEED, ["passes, remove its row: seed: B*"]),
+        ({"B1": "ok", "B2": "ok"}, PART, ["passes, remove its row: seed: B*"]),
+        ({"A1": "ok"}, SEED, ["is no case, remove its row: seed: B*"]),
+        ({"A1": "ok"}, PART, []),  # the part may leave it out
+        ({"A1": "ok"}, Run(("modes",)), []),
+        ({"B1": "ok", "B2": "fail"}, SEED, []),
+    ],
+)
+def test_an_expected_failure_that_passes(known: Any, state: dict[str, str], part: Run, want: list[str]) -> None:
+    known("seed: B*")
+    (row,) = read(Driver("a", "a", runs=(part,)), [report(*results(**state))])
+    assert row.unexpected == want
+
+
+def test_expected_failures_of_cases_and_of_tests_do_not_meet() -> None:
+    of_a_test = ExpectedFailure("rusticl", "22.3", "tests/*::test_b", "it is known")
+    of_a_case = ExpectedFailure("rusticl", "22.3", "seed: *f16*", "it is known")
+    assert expected_case((of_a_test, of_a_case), "seed: ROPE(type=f16,v=0)") is of_a_case
+    assert expected_case((of_a_case,), "modes: ROPE(type=f16,v=0)") is None
+    assert expected_case((of_a_test,), "tests/test_a.py::test_b") is None
+
+
+def test_a_device_in_trouble_is_unexpected_if_it_was_asked_for() -> None:
+    assert [row.unexpected for row in read(DRIVER, [report(trouble="it crashed")])] == [["it crashed"]]
+    assert read(DRIVER, [report(trouble="it is hidden", asked=False)]) == []
+
+
+def test_a_run_of_nothing_is_unexpected() -> None:
+    (row,) = read(DRIVER, [report(*results(A="skip"))])
+    assert row.unexpected == ["no case was run"]
+
+
+def test_bits_that_differ_from_numpy_are_unexpected() -> None:
+    (row,) = read(DRIVER, [report(*results(A="ok"), differing=["seed: A: a 1, NumPy 2"])])
+    assert row.unexpected == ["bits differ: seed: A: a 1, NumPy 2"]
+
+
+def test_a_discrete_device_must_say_so() -> None:
+    (row,) = read(Driver("a", "a", runs=(SEED,), discrete=True), [report(*results(A="ok"))])
+    assert row.unexpected == ["the device says that it has the memory of the host"]
 
 
 def test_bits_are_compared_between_drivers() -> None:
@@ -55,32 +111,88 @@ QUERY = (
 )
 
 
-def test_what_the_simulator_finds_is_wrong() -> None:
+def test_what_the_simulator_finds_is_unexpected() -> None:
     query = QUERY.format("clGetDeviceInfo", "param_name")
-    assert logged(" \n", "2 warnings generated.\n" + 3 * query) == []
-    assert logged("Read-write data race", query) == ["its log: Read-write data race"]
-    (found,) = logged("", query + QUERY.format("clSetKernelArg", "arg_size"))
-    assert "clSetKernelArg" in found
+    source = QUERY.format("clCreateKernel", "_").replace("VALUE", "KERNEL_NAME").replace("For argument '_'", "Kernel '_source' not found")  # fmt: skip # noqa: E501
+    assert found_by_simulator(" \n", "2 warnings generated.\n" + 2 * query + source) == []
+    assert found_by_simulator("Read-write data race", query) == ["the log: Read-write data race"]
+    for error in (QUERY.format("clSetKernelArg", "arg_size"), QUERY.format("clCreateKernel", "x")):
+        (found,) = found_by_simulator("", query + error + query)
+        assert error.split()[7] in found
 
 
-def test_a_run_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = []
+def test_a_simulator_that_finds_nothing_is_unexpected() -> None:
+    said = "Write-write data race at ... Uninitialized value ... Invalid write of size 4 ... Function: clSetKernelArg"
+    assert missed_by_simulator(said) == []
+    assert missed_by_simulator(said.replace("race", "")) == ["not found in a faulty program: 'data race'"]
+    assert len(missed_by_simulator("")) == 4
+
+
+def test_a_log_has_a_path_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The simulator's variables have the path of the log in them, and findings in it are read."""
+    logs = []
+
+    def write(command: Any, env: Any, **options: Any) -> Any:
+        logs.append(Path(env["LOG"]))
+        logs[-1].write_text("data race, Uninitialized, Invalid write" if "faulty" in command[1] else "a race")
+        return subprocess.CompletedProcess([], 0, json.dumps(report(*results(A="ok"))), "clSetKernelArg")
+
+    monkeypatch.setattr(subprocess, "run", write)
+    (row,) = device_matrix.run(Driver("a", "a", {"LOG": "{log}"}, runs=(SEED,), log=True), 1, tmp_path)
+    assert len(set(logs)) == 2
+    assert row.unexpected == ["the log: a race"]
+
+
+JUNIT = """<testsuites><testsuite>
+<testcase classname="a" name="passes"/>
+<testcase classname="a" name="skipped"><skipped type="pytest.skip" message="needs two"/></testcase>
+<testcase classname="a" name="known"><skipped type="pytest.xfail" message="it is known"/></testcase>
+<testcase classname="a" name="wrong"><failure message="assert 1 == 2">long</failure></testcase>
+<testcase classname="a" name="broken"><error message="no device">long</error></testcase>
+<testcase classname="a" name="cured"><failure message="[XPASS(strict)] it is known"/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_tests_are_counted() -> None:
+    row = read_tests(Driver("a", "a", tests=("tests/test_a.py",)), JUNIT)
+    assert (row.suites, row.passed, row.skipped, row.expected) == ("pytest tests/test_a.py", 1, 1, 1)
+    assert row.unexpected == [
+        "a::wrong: assert 1 == 2", "a::broken: no device", "a::cured: [XPASS(strict)] it is known",
+    ]  # fmt: skip
+    assert read_tests(DRIVER, "<testsuites/>").unexpected == ["no test was passed"]
+
+
+@pytest.mark.parametrize("hangs", [1, 2])
+def test_a_run_that_does_not_end(hangs: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    left = [True] * hangs
 
     def never(command: Any, **options: Any) -> Any:
-        runs.append(options["timeout"])
+        if left:
+            left.pop()
+            raise subprocess.TimeoutExpired(command, options["timeout"])
+        return subprocess.CompletedProcess([], 0, json.dumps(report(*results(A="ok"))), "")
+
+    monkeypatch.setattr(subprocess, "run", never)
+    (row,) = device_matrix.run(Driver("a", "a", runs=(SEED,), patience=7.0, tries=2), 1, tmp_path)
+    if hangs == 1:
+        assert (row.expected, row.passed, row.unexpected) == (1, 1, [])
+    else:
+        assert row.unexpected[0].startswith("a run that did not end within 7 s: -m clrope verify --seed 1")
+
+
+def test_a_run_is_not_begun_again_where_hangs_are_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def never(command: Any, **options: Any) -> Any:
         raise subprocess.TimeoutExpired(command, options["timeout"])
 
     monkeypatch.setattr(subprocess, "run", never)
-    assert verify(Driver("a", "a", (), patience=7.0, tries=2), [], {}) is None
-    assert runs == [7.0, 7.0]
-    (row,) = device_matrix.run(DRIVER, 1, Path("/tmp"))
-    assert row.wrong == ["1 runs that did not end within 600 s"]
+    (row,) = device_matrix.run(DRIVER, 1, tmp_path)
+    assert (row.expected, len(row.unexpected)) == (0, 1)
 
 
 def test_output_that_is_no_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: subprocess.CompletedProcess([], 2, "", "no device\n"))
     (row,) = device_matrix.run(DRIVER, 1, tmp_path)
-    assert row.wrong == ["exit code 2: no device"]
+    assert row.unexpected == ["exit code 2: no device"]
 
 
 def test_absent_drivers_have_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,14 +202,45 @@ def test_absent_drivers_have_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise importlib.metadata.PackageNotFoundError
 
     monkeypatch.setattr(importlib.metadata, "files", none)
-    rows = [device_matrix.run(driver, 1, tmp_path)[0] for driver in drivers.drivers(tmp_path, tmp_path, None)]
+    monkeypatch.setattr(drivers, "SYSTEM", tmp_path)
+    listed = list(drivers.drivers(tmp_path, None, Draw(1)))
+    rows = [device_matrix.run(driver, 1, tmp_path)[0] for driver in listed]
     assert len(rows) == 9
     assert all(row.absent for row in rows)
     text = io.StringIO()
-    print_table(rows, Console(file=text, width=400))
-    assert "absent: pip install intel-opencl-rt" in text.getvalue()
-    assert "apt-get install mesa-opencl-icd" in text.getvalue()
-    assert "pip install intel-opencl-fpga-emu-rt: no such package" in text.getvalue()
+    print_table(rows, Console(file=text, width=200))
+    assert text.getvalue().count(" absent  ") == 9
+    for reason in ("pip install intel-opencl-rt", "apt-get install mesa-opencl-icd", "apt-get install oclgrind"):
+        assert reason in text.getvalue()
+    assert "pip install intel-opencl-fpga-emu-rt==2025.0.5: no such package" in text.getvalue()
+
+
+def test_unpacked_packages_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drivers, "SYSTEM", tmp_path / "system")
+    for place in ("system", "unpacked"):
+        made = drivers.of_debian(tmp_path / "unpacked", "some-icd", "**/libsome.so.1", "a", "a")
+        assert bool(made.absent) == (place == "system")
+        (tmp_path / place / "usr/lib/any").mkdir(parents=True)
+        (tmp_path / place / "usr/lib/any/libsome.so.1").touch()
+    found = [
+        drivers.of_debian(tmp_path / root, "some-icd", "**/libsome.so.1", "a", "a").variables["OCL_ICD_VENDORS"]
+        for root in ("unpacked", "none")
+    ]
+    assert found == [str(tmp_path / place / "usr/lib/any/libsome.so.1") for place in ("unpacked", "system")]
+
+
+def test_seeds_draw_every_case() -> None:
+    """The words of the draws part a suite: each case is in one of them."""
+    draws = [Draw(seed) for seed in range(20)]
+    typed, moded = {draw.of_type("modes", "interop") for draw in draws}, {draw.ggml for draw in draws}
+    assert len(typed) == len(TYPES)
+    for parts in (typed, moded):
+        for name in next(iter(parts)).suites:
+            counts = [sum(1 for _ in cases_of(suites()[name], part.words)) for part in parts]
+            assert all(counts)
+            assert sum(counts) == sum(1 for _ in suites()[name].cases())
+    assert not Draw(1, everything=True).ggml.words
+    assert not Draw(1, everything=True).of_type("modes").words
 
 
 def test_the_files_of_known_failures() -> None:
