@@ -208,7 +208,7 @@ def test_absent_drivers_have_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(rows) == 9
     assert all(row.absent for row in rows)
     text = io.StringIO()
-    print_table(rows, Console(file=text, width=200))
+    print_table(rows, Console(file=text, width=1000))
     assert text.getvalue().count(" absent  ") == 9
     for reason in ("pip install intel-opencl-rt", "apt-get install mesa-opencl-icd", "apt-get install oclgrind"):
         assert reason in text.getvalue()
