@@ -48,7 +48,7 @@ class Enumeration:
     safe: bool = True
 
 
-_STORE = Store("enumeration", Enumeration, schema=2)
+_STORE = Store("enumeration", Enumeration, schema=3)
 
 
 def enumerate_devices(plan: LoaderPlan, *, refresh: bool = False) -> tuple[LoaderPlan, Enumeration]:

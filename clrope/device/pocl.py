@@ -1,9 +1,12 @@
-"""Repair of PyPI's PoCL 3.0 on a CPU that its LLVM 14 does not know.
+"""Repair of PyPI's PoCL 3.0 on a CPU that its LLVM 14 does not know, or takes for an older one.
 
-There the device is listed (its version ends in `-generic`), but every build fails with `unknown target CPU 'generic'`.
+An unknown CPU's device is listed (its version ends in `-generic`), but every build fails with `unknown target CPU
+'generic'`. An AMD CPU with AVX-512 is taken for `znver3`, which has none: programs with 64-byte vectors then have no
+kernels, or end the process.
+
 PoCL's record of the device holds two pointers next to each other: to the target triple and to the CPU name. With a CPU
 name that LLVM 14 knows and this CPU can run, PoCL compiles, at full speed. Some names compile kernels that crash or
-silently do nothing. So the repair is only for exactly this version and this failure; both texts are checked before
+silently do nothing. So the repair is only for exactly this version and these failures; both texts are checked before
 anything is touched; every name is first tried in a child process on kernels whose every value is checked; the answer is
 remembered per CPU model and PoCL version.
 
@@ -78,16 +81,29 @@ def may_need_repair(device: pyopencl.Device) -> bool:
     """Whether this is exactly the PoCL, in exactly the state, that the repair is for."""
     if not _is_pocl_3_0(device.platform):
         return False
-    said = text(device.version).endswith(f"{TRIPLE}-{UNKNOWN}") or bool(os.environ.get(SIMULATE_VARIABLE))
-    return said and current_cpu(device) == UNKNOWN
+    name = current_cpu(device)
+    if name == UNKNOWN and os.environ.get(SIMULATE_VARIABLE):
+        return True
+    return _is_repairable(name) and text(device.version).endswith(f"{TRIPLE}-{name}")
+
+
+def _is_repairable(name: str) -> bool:
+    """Whether a CPU name is PoCL's for an unknown CPU, or of narrower vectors than this CPU's."""
+    if name == UNKNOWN:
+        return True
+    widest = groups_for(cpu_fields().get("flags", "").split())[:1]
+    return name in _CANDIDATES[1] and bool(widest) and set(widest[0]) <= set(_CANDIDATES[0])
 
 
 def repair_cpu(device: pyopencl.Device, cpu: str) -> bool:
     """Set the CPU name for PoCL's compiler; return False if the record did not look as expected."""
     address, name = _locate(device)
-    if name == UNKNOWN:
-        _point(address, cpu)
-    return name in (UNKNOWN, cpu)
+    if name == cpu:
+        return True
+    if not may_need_repair(device):
+        return False
+    _point(address, cpu)
+    return True
 
 
 def current_cpu(device: pyopencl.Device) -> str:
@@ -136,9 +152,14 @@ def _point(address: int, name: str) -> None:
 
 def candidates(flags: Iterable[str]) -> list[str]:
     """Return the CPU names to try on a CPU with these flags (as in /proc/cpuinfo), best first."""
+    return [name for group in groups_for(flags)[:2] for name in group]
+
+
+def groups_for(flags: Iterable[str]) -> list[list[str]]:
+    """Return the groups of `_CANDIDATES` with the names that such a CPU can run, without empty groups."""
     have = set(flags)
     groups = [[name for name, needed in group.items() if have.issuperset(needed.split())] for group in _CANDIDATES]
-    return [name for group in [g for g in groups if g][:2] for name in group]
+    return [group for group in groups if group]
 
 
 def wanted_cpu() -> str:
@@ -182,16 +203,18 @@ def decide_cpu(
         return result.answer if result.outcome == "ok" else {"cause": result.outcome, "reason": result.reason}
 
     answer = trial("")
-    if FAILURE not in answer.get("reason", ""):
-        # Another failure, which the probe of the device will report.
+    if answer["cause"] in ("", "unavailable", "hidden"):
+        # It works, or fails in another way, which the probe of the device will report.
         if answer["cause"] != "unavailable":
             _STORE.put(key, Decision("", ""), keep_s=3600)
         return Decision("", "")
+    unknown = FAILURE in answer["reason"]
+    problem = "does not know this CPU" if unknown else "takes this CPU for an older one, with narrower vectors"
     failed = []
     for name in [given] if given else candidates(cpu_fields().get("flags", "").split()):
         answer = trial(name)
         if not answer["cause"]:
-            decision = Decision(name, f"PoCL's LLVM does not know this CPU; {name!r} was tried and works")
+            decision = Decision(name, f"PoCL's LLVM {problem}; {name!r} was tried and works")
             _STORE.put(key, decision)
             return decision
         failed.append(f"{name}: {answer['reason']}")

@@ -104,6 +104,23 @@ def test_another_platform_or_device_version_is_not_touched(clean: None) -> None:
     assert not pocl.may_need_repair(record)  # type: ignore[arg-type]
 
 
+@linux
+@pytest.mark.parametrize(("flags", "name", "needed"), [
+    ("AVX512", "znver3", True), ("AVX512", "haswell", True), ("AVX512", "skylake-avx512", False),
+    ("AVX512", "unheard-of", False), ("AVX2", "znver3", False), ("AVX2", "haswell", False),
+])  # fmt: skip
+def test_a_cpu_taken_for_one_with_narrower_vectors(
+    clean: None, monkeypatch: pytest.MonkeyPatch, flags: str, name: str, needed: bool
+) -> None:
+    monkeypatch.setattr(pocl, "cpu_fields", lambda: {"flags": {"AVX2": AVX2, "AVX512": AVX512}[flags]})
+    record = Record([*GOOD[:3], name, "last"])
+    record.version = record.version.replace("generic", name)
+    assert pocl.may_need_repair(record) is needed  # type: ignore[arg-type]
+    assert pocl.repair_cpu(record, "cascadelake") is needed  # type: ignore[arg-type]
+    assert record.texts()[3] == ("cascadelake" if needed else name)
+    assert not pocl.may_need_repair(record)  # type: ignore[arg-type]
+
+
 AVX2 = "sse2 sse4_2 popcnt avx avx2 fma bmi1 bmi2 f16c movbe adx aes rdseed pclmulqdq"
 AVX512 = f"{AVX2} avx512f avx512bw avx512cd avx512dq avx512vl"
 NEWER = "avx512_vbmi2 avx512_vnni avx512_bitalg avx512_vpopcntdq gfni vaes"
@@ -165,7 +182,26 @@ def test_the_first_name_that_works_is_taken_and_remembered(
     assert "SIGILL" in entry["record"]["reason"]
 
 
-def test_another_failure_is_none_of_its_business(cache: Path, clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("failure", ["crash", "wrong"])
+def test_kernels_that_fail_on_an_older_cpus_name(
+    cache: Path, clean: None, monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    made_up(monkeypatch, "skylake-avx512")
+    others = pocl.run_child
+
+    def run(job: dict[str, Any], env: dict[str, str]) -> child.ChildResult:
+        if job["pocl_cpu"]:
+            return others(job, env)
+        if failure == "crash":
+            return child.ChildResult("crash", {}, "the driver crashed with SIGABRT while running the kernel float16")
+        return child.ChildResult("ok", {"cause": "wrong", "reason": "the kernel float16 silently did not run"})
+
+    monkeypatch.setattr(pocl, "run_child", run)
+    assert decide().cpu == "skylake-avx512"
+    assert "narrower vectors" in decide().reason
+
+
+def test_what_works_is_left_alone(cache: Path, clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = made_up(monkeypatch, "")
     assert decide().cpu == ""
     assert asked == [""]
