@@ -13,7 +13,7 @@ from .api import rope
 from .compare import Comparison, compare
 from .config import RopeConfig
 from .device import DeviceInfo, device, devices
-from .errors import BuildError, ConfigError, DeviceError, RopeError, ShapeError
+from .errors import BuildError, ConfigError, DeviceError, RopeError, ShapeError, UnsupportedError
 from .layout import TensorView
 from .operation import Rope
 from .positions import packed_positions
@@ -32,6 +32,7 @@ __all__ = [
     "RopeError",
     "ShapeError",
     "TensorView",
+    "UnsupportedError",
     "compare",
     "device",
     "devices",

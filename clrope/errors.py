@@ -20,6 +20,10 @@ class ShapeError(RopeError, ValueError):
     """An array, a position vector or an output does not fit; the message names the argument."""
 
 
+class UnsupportedError(RopeError):
+    """A kernel of the caller's cannot express a call, such as a stride or a mode; the message says what is missing."""
+
+
 class DeviceError(RopeError):
     """No device fits the request, or a device failed; the message lists what was tried."""
 

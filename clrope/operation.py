@@ -15,6 +15,7 @@ from .arrays import Operand, check_forward, check_out, empty_like, operand, shar
 from .config import RopeConfig
 from .device import DeviceInfo
 from .errors import ConfigError, DeviceError, ShapeError
+from .kernels.kernel import Kernel
 from .kernels.problem import PairLayout
 from .kernels.variant import Variant
 from .layout import LONGEST_AXIS
@@ -48,12 +49,26 @@ class Rope:
     """A configuration bound to a device: `op(x, positions)`, `op.plan(...)`, `op.cos_sin(positions)`.
 
     device: anything `clrope.device` takes; a caller's own Context or CommandQueue is used as it is. Nothing is started
-    before the first plan. variant: a kernel variant to use instead of the chosen one.
+    before the first plan. variant: a kernel variant to use instead of the chosen one. kernel: a kernel of your own
+    (`clrope.lab.load`); calls that it cannot express raise `UnsupportedError`.
     """
 
-    def __init__(self, config: RopeConfig, device: Any = "auto", *, variant: Variant | None = None) -> None:
+    def __init__(
+        self,
+        config: RopeConfig,
+        device: Any = "auto",
+        *,
+        variant: Variant | None = None,
+        kernel: Kernel | None = None,
+    ) -> None:
         if not isinstance(config, RopeConfig):
             raise ConfigError(f"config: got {type(config).__name__}, a RopeConfig is needed")
+        if kernel is not None:
+            if not isinstance(kernel, Kernel):
+                raise ConfigError(f"kernel: got {type(kernel).__name__}, what clrope.lab.load returns is needed")
+            if variant is not None:
+                raise ConfigError("kernel: given together with variant, which is of another kernel")
+            variant = Variant(kernel if kernel.configured is None else kernel.configured(config))
         self.config = config
         self.variant = variant
         # 'auto': the environment may choose, as for clrope.device().

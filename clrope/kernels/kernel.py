@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
+    from ..config import RopeConfig
     from ..device import DeviceInfo
     from .launch import LaunchSpec
     from .problem import Pairing, Problem
@@ -70,6 +71,11 @@ class Kernel:
     search:   (device kind, dtype, pairing) -> parameters that tuning tries, simplest first; of equally fast ones the
               first is taken.
     words:    (parameters) -> a short name.
+    angles:   where cos and sin come from, if no parameter `angles` says so: 'cached' tables, or 'positions', from which
+              the kernel computes them in its own way.
+    needs_copies: it takes contiguous tensors at the beginning of a buffer only: host arrays are copied to such buffers.
+    writes_all: every element of the output is written; otherwise copied outputs keep what was there.
+    configured: (configuration) -> the kernel for this configuration, if it depends on more than a `Problem` says.
     """
 
     name: str
@@ -82,6 +88,10 @@ class Kernel:
     search: Callable[[str, str, Pairing], list[dict[str, Any]]]
     words: Callable[[Parameters], str]
     takes_second: bool = False
+    angles: str = "cached"
+    needs_copies: bool = False
+    writes_all: bool = True
+    configured: Callable[[RopeConfig], Kernel] | None = None
 
     @property
     def schema(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..errors import ShapeError
 from .source import kernel_source
 
 if TYPE_CHECKING:
@@ -20,6 +21,33 @@ class LocalBytes:
     """An argument in local memory of so many bytes."""
 
     size: int
+
+
+@dataclass(frozen=True)
+class BoundNumber:
+    """A number that is bound for each call, of another type or unit than the package's own kernels take.
+
+    dtype: of the argument. scale: what the number in elements is multiplied by.
+    """
+
+    dtype: str
+    scale: int = 1
+
+
+@dataclass(frozen=True)
+class BoundRows:
+    """Positions that are bound for each call: a buffer of integers [axes][rows], of another type than int64."""
+
+    dtype: str
+    axes: int
+
+
+@dataclass(frozen=True)
+class ConstantBytes:
+    """A constant argument by its bytes: a vector (`buffer` False), or a read-only buffer that holds them."""
+
+    data: bytes
+    buffer: bool
 
 
 class NoBuffer:
@@ -37,12 +65,15 @@ NO_BUFFER = NoBuffer()
 class LaunchSpec:
     """All of a launch but its memory: kernel function, options, sizes, and arguments in order.
 
-    arguments: (name, value). A value is a NumPy scalar of the kernel's own type, `LocalBytes`, `NO_BUFFER`, or None for
-    what is bound for each call. The names bound for each call, each as the kernels have them:
+    arguments: (name, value). A value is a NumPy scalar of the kernel's own type, `LocalBytes`, `ConstantBytes`,
+    `NO_BUFFER`, or what is bound for each call: None, `BoundNumber`, `BoundRows`. A name may come twice. The names
+    bound for each call, each as the kernels have them:
     memory x, y, x2, y2 with offsets in elements x_offset, y_offset, x2_offset, y2_offset (int64);
     tables cosine, sine; or positions (a buffer of int64, with `AngleForm.counting` an int64 scalar), rows (int32),
     step, step_low, axis (buffers), magnitude (float32, float64 for f64).
     source: the program's text, None for the package's own `kernels/<file>`.
+    row_repeats: how often the rows of tables or positions are repeated: for kernels that read a row for each token of
+    each batch, where batches share them.
     """
 
     file: str
@@ -52,11 +83,12 @@ class LaunchSpec:
     local_size: tuple[int, ...] | None
     arguments: tuple[tuple[str, Any], ...]
     source: str | None = None
+    row_repeats: int = 1
 
     @property
     def bound_names(self) -> tuple[str, ...]:
         """Names of the arguments that are bound for each call."""
-        return tuple(name for name, value in self.arguments if value is None)
+        return tuple(name for name, value in self.arguments if _is_bound(value))
 
     @property
     def text(self) -> str:
@@ -73,7 +105,10 @@ class Launch:
         self.spec = spec
         self.kernel = cl.Kernel(program, spec.function)
         self._enqueue = cl.enqueue_nd_range_kernel
-        self._index = {name: k for k, (name, _) in enumerate(spec.arguments)}
+        self._index: dict[str, list[int]] = {}
+        for k, (name, _) in enumerate(spec.arguments):
+            self._index.setdefault(name, []).append(k)
+        self._constants: list[Any] = []
         # The public way tries what a number might be, 9 us each.
         self.set_number: Callable[[int, Any], None] = getattr(self.kernel, "_set_arg_buf", self.kernel.set_arg)
         for k, (_, value) in enumerate(spec.arguments):
@@ -81,23 +116,54 @@ class Launch:
                 self.kernel.set_arg(k, cl.LocalMemory(value.size))  # type: ignore[arg-type]
             elif value is NO_BUFFER:
                 self.kernel.set_arg(k, None)
-            elif value is not None:
+            elif isinstance(value, ConstantBytes):
+                self._set_bytes(k, value)
+            elif not _is_bound(value):
                 self.set_number(k, value)
+
+    def _set_bytes(self, k: int, value: ConstantBytes) -> None:
+        import pyopencl as cl
+
+        if not value.buffer:
+            self.kernel.set_arg(k, np.frombuffer(value.data, np.uint8))
+            return
+        flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
+        made = cl.Buffer(self.kernel.context, flags, hostbuf=np.frombuffer(value.data, np.uint8))
+        self._constants.append(made)  # a kernel does not keep its arguments alive
+        self.kernel.set_arg(k, made)
 
     def index(self, name: str) -> int | None:
         """Return the number of an argument, None if this kernel has none of that name."""
-        return self._index.get(name)
+        found = self._index.get(name)
+        return found[0] if found else None
+
+    def indices(self, name: str) -> list[int]:
+        """Return the numbers of all arguments of a name."""
+        return self._index.get(name, [])
+
+    def set_offset(self, k: int | None, elements: int) -> None:
+        """Set the argument that is an offset of so many elements; raises `ShapeError` if the kernel takes none."""
+        if k is None:
+            if elements:
+                raise ShapeError(
+                    f"x: begins {elements} elements into its buffer, kernel {self.spec.function!r} takes no offset; "
+                    "copy the array, or give a sub-buffer"
+                )
+            return
+        value = self.spec.arguments[k][1]
+        if isinstance(value, BoundNumber):
+            self.set_number(k, np.dtype(value.dtype).type(elements * value.scale))
+        else:
+            self.set_number(k, np.int64(elements))
 
     def bind(self, arguments: Mapping[str, Any]) -> None:
         """Set those of the named arguments that this kernel has. OpenCL keeps no reference to them until the launch."""
         for name, value in arguments.items():
-            k = self._index.get(name)
-            if k is None:
-                continue
-            if isinstance(value, np.generic):
-                self.set_number(k, value)
-            else:
-                self.kernel.set_arg(k, value)
+            for k in self._index.get(name, ()):
+                if isinstance(value, np.generic):
+                    self.set_number(k, value)
+                else:
+                    self.kernel.set_arg(k, value)
 
     def enqueue(self, queue: pyopencl.CommandQueue, wait_for: Sequence[Any] | None = None) -> pyopencl.Event:
         """Put the launch on the queue and return its event."""
@@ -106,6 +172,10 @@ class Launch:
     def bound(self, queue: pyopencl.CommandQueue) -> Callable[[], pyopencl.Event]:
         """Return `enqueue` for a queue and nothing to wait for, as quick as can be."""
         return partial(self._enqueue, queue, self.kernel, self.spec.global_size, self.spec.local_size)
+
+
+def _is_bound(value: Any) -> bool:
+    return value is None or isinstance(value, (BoundNumber, BoundRows))
 
 
 def tensor_arguments(name: str, strides: Sequence[int] | None) -> tuple[tuple[str, Any], ...]:

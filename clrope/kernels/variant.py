@@ -65,8 +65,8 @@ class Variant:
 
     @property
     def angles(self) -> str:
-        """'fused' if the kernel computes cos and sin itself, 'cached' if it reads tables."""
-        return str(self.parameters.get("angles", "cached"))
+        """'fused' if the kernel computes cos and sin itself, 'cached' if it reads tables; see `Kernel.angles`."""
+        return str(self.parameters.get("angles", self.implementation.angles))
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_"):

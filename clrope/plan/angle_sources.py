@@ -12,9 +12,9 @@ import numpy.typing as npt
 from ..angles import angle_table
 from ..arrays import Operand
 from ..config import RopeConfig
-from ..errors import ShapeError
+from ..errors import ShapeError, UnsupportedError
 from ..kernels import cos_sin, cos_sin_ggml, gather
-from ..kernels.launch import Launch, LaunchSpec
+from ..kernels.launch import BoundRows, Launch, LaunchSpec
 from ..kernels.problem import AngleForm
 from ..layout import TensorView
 from ..positions import position_rows
@@ -95,6 +95,40 @@ def positions_of(positions: Any, config: RopeConfig, batch: int, seq: int) -> Po
             if quick is not None:
                 return quick
     return Positions(PositionForm(False, int(rows.shape[0]), stride, where.beyond_32_bits), rows)
+
+
+def repeated(positions: Positions, rows: slice, times: int) -> tuple[Positions, slice]:
+    """Return some rows of positions, each batch's own, as positions and rows of all batches."""
+    if times == 1:
+        return positions, rows
+    form, made = positions.form, np.tile(_int64_rows(positions, rows), times)
+    return Positions(PositionForm(False, made.shape[0], form.batch_stride, form.wide), made), slice(0, made.shape[1])
+
+
+def own_rows(positions: Positions, rows: slice, spec: LaunchSpec) -> npt.NDArray[Any]:
+    """Return positions as a kernel that is not the package's takes them: integers [axes][rows] of its own type.
+
+    Raises `UnsupportedError` for positions that do not fit the type.
+    """
+    wanted = next(value for _, value in spec.arguments if isinstance(value, BoundRows))
+    made, limits = np.tile(_int64_rows(positions, rows), spec.row_repeats), np.iinfo(wanted.dtype)
+    if made.size and (int(made.min()) < limits.min or int(made.max()) > limits.max):
+        bad = int(made.min()) if int(made.min()) < limits.min else int(made.max())
+        raise UnsupportedError(f"positions: got {bad}, kernel {spec.function!r} takes {wanted.dtype}")
+    if made.shape[0] == 1:
+        made = np.repeat(made, wanted.axes, axis=0)  # one position for all axes
+    elif made.shape[0] < wanted.axes:
+        made = np.concatenate([made, np.zeros((wanted.axes - made.shape[0], made.shape[1]), np.int64)])
+    return np.ascontiguousarray(made[: wanted.axes].astype(wanted.dtype))
+
+
+def _int64_rows(positions: Positions, rows: slice) -> npt.NDArray[np.int64]:
+    """Return some rows of positions as int64[axes][rows]."""
+    if positions.form.counting:
+        counted: npt.NDArray[np.int64] = positions.value + np.arange(rows.start, rows.stop, dtype=np.int64)
+        return counted[None]
+    given: npt.NDArray[np.int64] = positions.value[:, rows]
+    return given
 
 
 @dataclass(eq=False)

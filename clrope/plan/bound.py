@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from ..arrays import Operand
 from ..errors import DeviceError
 from ..kernels.launch import Launch
 from ..runtime import HOST_BUFFERS_KEPT, PAGE, QueueState, keep, launch_error
-from .angle_sources import ArrayAngles, ConfigAngles, Positions, Tables, real_of
+from .angle_sources import ArrayAngles, ConfigAngles, Positions, Tables, own_rows, real_of, repeated
 from .host_buffers import HostBuffers, MemoryRange
 from .transfer import Copies, Piece
 
@@ -32,7 +33,7 @@ class _MemoryArgument(NamedTuple):
 
     launch: int
     argument: int
-    offset: int
+    offset: int | None
     side: int
     first: int
     last: int
@@ -48,7 +49,7 @@ class BoundCall:
         self.runtime = call.runtime
         self.launches = [Launch(step.program, step.spec) for step in call.steps if step.spec is not None]
         self._slots = [slot for k, step in enumerate(call.steps) for slot in _slots(call, k, step, self.launches[k])]
-        self._offsets: dict[tuple[int, int], int] = {}
+        self._offsets: dict[tuple[int, int | None], int] = {}
         self._positions: Positions | None = None
         self._source: Any = None
         self._placed_for: QueueState | None = None
@@ -80,7 +81,7 @@ class BoundCall:
         self._bind_quick = self._quick_binder()
         self._array_setters = [
             (
-                launch.kernel.set_arg, slot.argument, launch.set_number, slot.offset, slot.side,
+                launch.kernel.set_arg, slot.argument, launch.set_offset, slot.offset, slot.side,
                 call.parts[slot.side // 2].x.itemsize, slot.start, (slot.launch, slot.offset),
             )
             for slot in self._slots
@@ -104,12 +105,12 @@ class BoundCall:
     def bind_arrays(self, arrays: Sequence[Any]) -> None:
         """Set the memory of OpenCL arrays, inputs and outputs in turn."""
         offsets = self._offsets
-        for set_arg, argument, set_number, offset, side, item, start, key in self._array_setters:
+        for set_arg, argument, set_offset, offset, side, item, start, key in self._array_setters:
             array = arrays[side]
             set_arg(argument, array.base_data)
             where = array.offset
             if offsets.get(key) != where:
-                set_number(offset, np.int64(where // item + start))
+                set_offset(offset, where // item + start)
                 offsets[key] = where
 
     def bind(self, queue: QueueState, operands: Sequence[tuple[Operand, Operand]]) -> None:
@@ -144,17 +145,20 @@ class BoundCall:
                 memory, placed = groups[id(one)].place(operand, view)
                 where = placed.offset
             launch.kernel.set_arg(slot.argument, memory)
-            launch.set_number(slot.offset, np.int64(where))
+            launch.set_offset(slot.offset, where)
             self._keep.append(memory)
         if call.copied:
             steps = call.steps[-call.copied :]
             self._copies = Copies(
-                self.runtime, queue.queue, [Piece(*operands[step.part], step.chunk) for step in steps]
-            )
+                self.runtime, queue.queue, [Piece(*operands[step.part], step.chunk) for step in steps],
+                keeps_outputs=not call.writes_all,
+            )  # fmt: skip
             for k, launch in enumerate(self.launches[-call.copied :]):
                 (x_buffer, _), (y_buffer, _) = self._copies.bound(k)
-                zero = np.int64(0)
-                launch.bind({"x": x_buffer, "x_offset": zero, "y": y_buffer, "y_offset": zero})
+                launch.bind({"x": x_buffer, "y": y_buffer})
+                for name in ("x_offset", "y_offset"):
+                    for number in launch.indices(name):
+                        launch.set_offset(number, 0)
 
     def _quick_binder(self) -> Callable[[Sequence[int]], None] | None:
         accesses = {part.access for part in self.call.parts if part.x.size}
@@ -173,7 +177,7 @@ class BoundCall:
             launch = self.launches[slot.launch]
             view = self.call.parts[slot.side // 2].x
             # The pointer is that of the lowest byte that is touched.
-            launch.set_number(slot.offset, np.int64(slot.start - slot.first // view.itemsize))
+            launch.set_offset(slot.offset, slot.start - slot.first // view.itemsize)
             memory = ctypes.c_ubyte * (slot.last - slot.first)
             setters.append((launch.kernel.set_arg, slot.argument, slot.side, slot.first, memory.from_address))
 
@@ -199,11 +203,11 @@ class BoundCall:
             size = -(-(slot.last - slot.first) // PAGE) * PAGE
             types = [ctypes.c_ubyte * size, ctypes.c_ubyte * (size + PAGE)]
             launch = self.launches[slot.launch]
-            setters.append((slot, launch.kernel.set_arg, launch.set_number, access, item, size, types))
+            setters.append((slot, launch.kernel.set_arg, launch.set_offset, access, item, size, types))
 
         def bind(addresses: Sequence[int]) -> None:
             kept = []
-            for slot, set_arg, set_number, access, item, size, types in setters:
+            for slot, set_arg, set_offset, access, item, size, types in setters:
                 address: Any = addresses[slot.side]
                 if type(address) is not int:
                     address = address.svm_ptr
@@ -223,7 +227,7 @@ class BoundCall:
                 where = (first - low - slot.first) // item + slot.start
                 place = slot.launch, slot.offset
                 if offsets.get(place) != where:
-                    set_number(slot.offset, np.int64(where))
+                    set_offset(slot.offset, where)
                     offsets[place] = where
             # OpenCL keeps no reference to buffers given as arguments before the launch.
             self._keep = kept
@@ -268,8 +272,11 @@ class BoundCall:
                     {"positions": numbers, "rows": np.int32(rows.stop - rows.start)}
                     | ({} if source is self._source else self._constants(source, real))
                 )
+            elif step.variant.angles == "positions":
+                launch.bind({"positions": self._upload(k, queue, own_rows(positions, rows, launch.spec))})
             else:
-                tables = source.tables(self.runtime, queue.queue, positions, rows, real)
+                made_for = repeated(positions, rows, launch.spec.row_repeats)
+                tables = source.tables(self.runtime, queue.queue, *made_for, real)
                 launch.bind({"cosine": tables.cosine, "sine": tables.sine})
                 self._tables[k] = tables
                 self._has_tables = True
@@ -433,12 +440,12 @@ def _slots(call: CompiledCall, number: int, step: Step, launch: Launch) -> list[
             continue
         part = call.parts[one.part]
         for is_output, (name, whole) in enumerate(zip(names, (part.x, part.y), strict=True)):
-            argument, offset = launch.index(name), launch.index(f"{name}_offset")
-            assert argument is not None
-            assert offset is not None
+            arguments, offsets = launch.indices(name), launch.indices(f"{name}_offset")
             view = whole.part(one.chunk.batches, one.chunk.tokens)
             first, last = (place * view.itemsize for place in view.span)
             written = bool(is_output) or part.in_place
             side = 2 * one.part + is_output
-            out.append(_MemoryArgument(number, argument, offset, side, first, last, view.offset, written))
+            for argument, offset in zip_longest(arguments, offsets):
+                assert argument is not None
+                out.append(_MemoryArgument(number, argument, offset, side, first, last, view.offset, written))
     return out

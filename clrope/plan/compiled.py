@@ -115,6 +115,11 @@ class CompiledCall:
         )
 
     @property
+    def writes_all(self) -> bool:
+        """Whether the launches write every element of their outputs."""
+        return all(step.variant.implementation.writes_all for step in self.steps)
+
+    @property
     def variants(self) -> list[Variant]:
         """The kernel variant of each launch."""
         return [step.variant for step in self.steps]

@@ -141,7 +141,7 @@ class CallTemplate:
     def _access(self, x: Operand, transfer: Transfer) -> Any:
         if x.kind == "opencl":
             return "device"
-        if transfer == "copy":
+        if transfer == "copy" or (self.variant is not None and self.variant.implementation.needs_copies):
             return "copied"
         access = self.runtime.host_access
         return "mapped" if transfer == "map" and access == "copied" else access

@@ -110,8 +110,12 @@ class _Slot:
 class Copies:
     """The copied pieces of a plan with buffers and queues of their own. One thread at a time runs it."""
 
-    def __init__(self, runtime: Runtime, queue: pyopencl.CommandQueue, pieces: Sequence[Piece]) -> None:
+    def __init__(
+        self, runtime: Runtime, queue: pyopencl.CommandQueue, pieces: Sequence[Piece], *, keeps_outputs: bool = False
+    ) -> None:
         self._queue = queue
+        #: Whether outputs are copied in, too: the launches may leave some of their elements as they were.
+        self._keeps_outputs = keeps_outputs
         self._in_order = runtime.queue_state(queue).in_order
         self._pieces = list(pieces)
         self._pool = runtime.staging
@@ -188,11 +192,14 @@ class Copies:
                 upload_queue, slot.x, source, is_blocking=False, wait_for=[*free, *([] if index else waits)] or None
             )
             events.append(slot.upload)
+            y = slot.y_of(piece)
+            if self._keeps_outputs and y is not slot.x:
+                cl.wait_for_events(slot.downloads)
+                events.append(cl.enqueue_copy(upload_queue, y, np.ascontiguousarray(target), is_blocking=True))
             upload_queue.flush()
             rotation = start([slot.upload, *slot.downloads])
             events.append(rotation)
             self._queue.flush()
-            y = slot.y_of(piece)
             download = cl.enqueue_copy(download_queue, into, y, is_blocking=False, wait_for=[rotation])
             events.append(download)
             download_queue.flush()
