@@ -194,7 +194,8 @@ class Copies:
             events.append(slot.upload)
             y = slot.y_of(piece)
             if self._keeps_outputs and y is not slot.x:
-                cl.wait_for_events(slot.downloads)
+                for event in slot.downloads:
+                    event.wait()
                 events.append(cl.enqueue_copy(upload_queue, y, np.ascontiguousarray(target), is_blocking=True))
             upload_queue.flush()
             rotation = start([slot.upload, *slot.downloads])

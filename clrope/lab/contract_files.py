@@ -1,0 +1,148 @@
+"""Contracts in files: a user's own in TOML, or a Kernel Tuner T1 description (JSON) of a foreign kernel."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..errors import ConfigError
+from .contract import Contract
+from .contracts import cos_sin_tables
+
+_LARGEST_FILE = 1 << 20
+
+
+class _Toml(msgspec.Struct, forbid_unknown_fields=True):
+    """A contract in TOML."""
+
+    name: str = "toml"
+    kernel: str = ""
+    global_size: tuple[str, ...] = Contract.global_size
+    local_size: tuple[str, ...] = ()
+    options: list[str] = []
+    requires: list[str] = []
+    arguments: dict[str, str] = {}
+    local: dict[str, str] = {}
+    shared_rows: bool = False
+
+
+class _Sizes(msgspec.Struct):
+    """Kernel Tuner's sizes of a launch."""
+
+    X: str | int
+    Y: str | int = 1
+    Z: str | int = 1
+
+
+class _TunedArgument(msgspec.Struct):
+    """Kernel Tuner's description of an argument."""
+
+    Name: str = ""
+    Type: str = ""
+    MemoryType: str = ""
+    FillValue: float | int | str | None = None
+    Meaning: str = ""
+
+
+class _KernelSpecification(msgspec.Struct):
+    """Kernel Tuner's description of a kernel."""
+
+    KernelName: str
+    GlobalSize: _Sizes
+    KernelFile: str = ""
+    Language: str = "OpenCL"
+    LocalSize: _Sizes | None = None
+    GlobalSizeType: str = "OpenCL"
+    CompilerOptions: list[str] = []
+    Arguments: list[_TunedArgument] = []
+
+
+class _TuningParameter(msgspec.Struct):
+    """A tunable parameter; the first of its values is used if it has no default."""
+
+    Name: str
+    Values: list[float | int | str] | str = []
+    Default: float | int | str | None = None
+
+    @property
+    def chosen(self) -> float | int | str:
+        """The value that the lab uses."""
+        values = msgspec.json.decode(self.Values) if isinstance(self.Values, str) else self.Values
+        if self.Default is None and not values:
+            raise ConfigError(f"TuningParameters: {self.Name} has neither Default nor Values")
+        found: float | int | str = values[0] if self.Default is None else self.Default
+        return found
+
+
+class _ConfigurationSpace(msgspec.Struct):
+    """Kernel Tuner's parameters."""
+
+    TuningParameters: list[_TuningParameter] = []
+
+
+class _KernelTuner(msgspec.Struct):
+    """Kernel Tuner's T1 file, as far as it is used."""
+
+    KernelSpecification: _KernelSpecification
+    ConfigurationSpace: _ConfigurationSpace = msgspec.field(default_factory=_ConfigurationSpace)
+
+
+def contract_of_file(path: Path) -> tuple[Contract, Path | None]:
+    """Return a file's contract, and the kernel file that it names, if any. Raises `ConfigError` naming file and key."""
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise ConfigError(f"{path}: got {path.stat().st_size} bytes, a contract has at most {_LARGEST_FILE}")
+        data = path.read_bytes()
+        if path.suffix == ".toml":
+            return _of_toml(msgspec.convert(_parsed(data), _Toml)), None
+        return _of_kernel_tuner(msgspec.json.decode(data, type=_KernelTuner), path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read as a contract ({error.strerror or error})") from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path}: is no contract ({error})") from error
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    return tomllib.loads(data.decode())
+
+
+def _of_toml(given: _Toml) -> Contract:
+    return Contract(
+        given.name, "described by a TOML file", given.arguments, given.kernel, given.global_size,
+        given.local_size, tuple((test, f"calls without {test}") for test in given.requires), given.local,
+        options=tuple(given.options), shared_rows=given.shared_rows,
+    )  # fmt: skip
+
+
+def _of_kernel_tuner(given: _KernelTuner, path: Path) -> tuple[Contract, Path | None]:
+    spec = given.KernelSpecification
+    if spec.Language.lower() != "opencl":
+        raise ConfigError(f"{path}: Language: got {spec.Language!r}, 'OpenCL' is needed")
+    chosen = {parameter.Name: parameter.chosen for parameter in given.ConfigurationSpace.TuningParameters}
+    arguments = dict(cos_sin_tables.CONTRACT.arguments)
+    for argument in spec.Arguments:
+        if argument.Meaning:
+            arguments[argument.Name] = argument.Meaning
+        elif argument.MemoryType.lower() == "scalar" and isinstance(argument.FillValue, (int, float)):
+            arguments.setdefault(argument.Name, repr(argument.FillValue))
+    whole, local = _sizes(spec.GlobalSize), _sizes(spec.LocalSize) if spec.LocalSize else ()
+    if spec.GlobalSizeType.upper() == "CUDA":  # in work-groups
+        whole = tuple(f"({a}) * ({b})" for a, b in zip(whole, local or ("1",) * 3, strict=True))
+    contract = Contract(
+        "kernel-tuner", "described by a Kernel Tuner T1 file", arguments, spec.KernelName, whole, local,
+        constants=chosen, options=(*spec.CompilerOptions, *(f"-D{name}={value}" for name, value in chosen.items())),
+    )  # fmt: skip
+    return contract, path.parent / spec.KernelFile if spec.KernelFile else None
+
+
+def _sizes(sizes: _Sizes) -> tuple[str, ...]:
+    return str(sizes.X), str(sizes.Y), str(sizes.Z)
