@@ -12,6 +12,7 @@ from .bench import bench, report
 from .devices import list_devices
 from .exit_code import catch_signals, ending
 from .explain import explain
+from .lab_command import check_kernel
 from .output import set_up_streams
 from .run import rotate_file
 from .show_config import show_config
@@ -25,6 +26,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "bench": bench,
     "report": report,
     "tune": tune_devices,
+    "lab": check_kernel,
     "config": show_config,
     "explain": explain,
 }

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any, Literal, NoReturn
@@ -29,6 +30,8 @@ _OUTPUT = 4000
 #: What the child is doing before any driver is loaded.
 STARTING = "starting"
 IMPORTING = "importing PyOpenCL"
+#: Seconds between two looks at what a child has written.
+_HEARING = 0.05
 
 
 @dataclass(frozen=True)
@@ -66,11 +69,13 @@ def run(
     *,
     module: str = "clrope.device.probe",
     limit: float | None = None,
+    silence: float | None = None,
+    heard: Callable[[dict[str, Any]], None] | None = None,
 ) -> ChildResult:
     """Run `main` of `module` on `job` with changes `env` to the environment (None removes a variable).
 
     limit: seconds until the child is killed, default `time_limit()`. An alarm (SIGALRM) in the child counts as a
-    timeout, too.
+    timeout, too. silence: seconds without an entry until it is killed. heard: called with each entry as it comes.
     """
     if not available():
         return ChildResult("unavailable", reason="no Python executable to start a child process with")
@@ -99,8 +104,11 @@ def run(
     try:
         for pipe in pipes:
             pipe.start()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = process.wait(limit)
+        if heard is None and silence is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(limit)
+        else:
+            code = _wait_and_hear(process, results, limit, silence or limit, heard or (lambda entry: None))
     finally:
         if process.poll() is None:
             _end(process)
@@ -116,7 +124,7 @@ def run(
     answer = next((entry["answer"] for entry in entries if "answer" in entry), None)
     outcome: Outcome
     if code is None:
-        outcome, reason = "timeout", f"no answer in {limit:g} s while {stage}"
+        outcome, reason = "timeout", f"no answer in {min(limit, silence or limit):g} s while {stage}"
     elif code < 0 and signal_name(-code) == "SIGALRM":
         outcome, reason = "timeout", f"no end before its alarm while {stage}"
     elif code < 0:
@@ -128,6 +136,31 @@ def run(
     else:
         return ChildResult("ok", answer, "", stage, output, entries)
     return ChildResult(outcome, {}, reason, stage, output, entries)
+
+
+def _wait_and_hear(
+    process: subprocess.Popen[bytes],
+    results: bytearray,
+    limit: float,
+    silence: float,
+    heard: Callable[[dict[str, Any]], None],
+) -> int | None:
+    """Wait for the child's end; tell of each entry. Returns its exit code, None if time is over."""
+    done, begin = 0, time.monotonic()
+    last = begin
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_HEARING)
+        ended, now = process.poll(), time.monotonic()
+        whole = bytes(results).rpartition(b"\n")[0]
+        if len(whole) > done:
+            for entry in _entries(whole[done:]):
+                heard(entry)
+            done, last = len(whole), now
+        if ended is not None:
+            return ended
+        if now - last > silence or now - begin > limit:
+            return None
 
 
 def serve(work: Callable[[dict[str, Any], Write], dict[str, Any]]) -> NoReturn:

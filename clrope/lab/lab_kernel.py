@@ -42,6 +42,8 @@ ELEMENTS = {"f32": "float", "f16": "half", "f64": "double", "bf16": "ushort", "f
 _BITS = {"f32": ("uint", "int"), "f16": ("ushort", "short"), "f64": ("ulong", "long"), "bf16": ("short",),
          "f8e4m3": ("char",), "f8e5m2": ("char",)}  # fmt: skip
 _ANYTHING = ("void",)
+#: Storage types that OpenCL C computes with.
+_ARITHMETIC = ("f32", "f16", "f64")
 _DIRECTIVE = re.compile(r"^[ \t]*//[ \t]*lab:[ \t]*(.+?)[ \t]*$", re.MULTILINE)
 _ASSIGNMENT = re.compile(r"(local\s+)?(\w+)\s*=(?!=)\s*(.+)")
 _GGML_KINDS = {"normal": "norm", "neox": "neox", "mrope": "multi", "imrope": "multi", "vision": "vision"}
@@ -92,7 +94,7 @@ class LabFile:
             assert isinstance(found, LaunchSpec)
             return found
 
-        reads = self.reads
+        reads = self.reads("f32", config.mode)
         return replace(
             self.kernel_object(), supports=supports, spec=spec, configured=None,
             angles="cached" if "cos_table" in reads else "positions",
@@ -173,11 +175,21 @@ class LabFile:
             )
         return expression_of(text, f"{self.path.name}: argument {argument.name}")
 
+    def reads(self, dtype: str = "f32", mode: str = "neox") -> frozenset[str]:
+        """Return the meanings that the kernel for a storage type and mode reads; of any other where there is none."""
+        try:
+            signature = self.signature(dtype, mode)
+        except ConfigError:
+            signature = self._any_signature()
+        found = self._reads.get(signature)
+        return found if found is not None else self._reads.setdefault(signature, self._read_by(signature))
+
     @cached_property
-    def reads(self) -> frozenset[str]:
-        """The meanings that the kernel reads."""
+    def _reads(self) -> dict[KernelSignature, frozenset[str]]:
+        return {}
+
+    def _read_by(self, signature: KernelSignature) -> frozenset[str]:
         found: set[str] = set()
-        signature = self._any_signature()
         for argument in signature.arguments:
             if argument.space != "local":
                 found |= self.expression(argument, signature).names
@@ -200,13 +212,13 @@ class LabFile:
         said = re.findall(r"\b(neox|normal|mode|NEOX|NORMAL)\b", f"{requires} {self.contract.function}")
         if said or "{ggml_kind}" in self.contract.function or "{pairing}" in self.contract.function:
             return "neox", "normal"
-        if self.reads & {"neox", "normal", "mode"} or self._words & {"NEOX", "NORMAL"}:
+        if self.reads() & {"neox", "normal", "mode"} or self._words & {"NEOX", "NORMAL"}:
             return "neox", "normal"
         return ()
 
     def check(self) -> KernelSignature:
         """Return the signature, checked as far as that needs no call. Raises `ConfigError`."""
-        signature, reads = self._any_signature(), self.reads
+        signature, reads = self._any_signature(), self.reads()
         where = f"  found:    {self.path.name}:{signature.line}: {signature}"
         if not ({"x", "y"} <= reads or "xy" in reads):
             raise ConfigError(
@@ -235,7 +247,8 @@ class LabFile:
             name = signature.name if signature else self.path.stem
             return Unsupported(LabReason.NOT_EXPRESSIBLE, {"kernel": name, "file": self.path.name, "what": what})
 
-        contract, reads, batch = self.contract, self.reads, problem.shape[0]
+        contract, batch = self.contract, problem.shape[0]
+        reads = self.reads(problem.dtype, config.mode)
         own_rows = "row_stride" in reads or contract.shared_rows
         repeats = batch if problem.row_stride == 0 and batch > 1 and not own_rows else 1
         values = {**values_of(problem, config, repeats), **contract.constants}
@@ -245,8 +258,6 @@ class LabFile:
         for test, reason in contract.requires:
             if not expression_of(test, f"{self.path.name}: requires").value(values):
                 return unsupported(reason)
-        if "positions" in reads and config.uses_sections and "sections" not in reads:
-            return unsupported("section modes (sections, or tables)")
         signature = self.signature(problem.dtype, config.mode)
         arguments: list[tuple[str, Any]] = []
         for argument in signature.arguments:
@@ -325,6 +336,9 @@ class LabFile:
                 return f"{problem.dtype}, for which tables are {real} (its {argument.name} is {kind})"
             return name, None
         if self.contract.checks_types:
+            macro = f"STORAGE_{problem.dtype.upper()}"
+            if "T" in self._words and problem.dtype not in _ARITHMETIC and macro not in self._words:
+                return f"{problem.dtype}, whose bits T would hold (it does not read {macro})"
             allowed = (ELEMENTS[problem.dtype], *_BITS[problem.dtype], *_ANYTHING)
             if kind not in allowed:
                 return f"{problem.dtype} (its {argument.name} is {kind})"

@@ -83,9 +83,9 @@ class Memory:
         self.parent[...] = drawn
         self._before = self.parent.copy()
 
-    def poison(self) -> None:
-        """Fill everything with a NaN, so that unwritten elements show."""
-        self.parent.view(np.uint8)[...] = NAN_POISON
+    def poison(self, byte: int = NAN_POISON) -> None:
+        """Fill everything with a byte, so that unwritten elements show."""
+        self.parent.view(np.uint8)[...] = byte
         self._before = self.parent.copy()
 
     def stray(self) -> int:

@@ -1,0 +1,98 @@
+"""OpenCL arrays of a lab run: a tensor in the middle of a buffer, with poison around it that nothing may change."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..testing import bits
+
+if TYPE_CHECKING:
+    import pyopencl
+
+Bytes = npt.NDArray[np.uint8]
+#: Bytes before and after a tensor's memory. Devices align sub-buffers to at most this.
+GUARD_BYTES = 4096
+
+
+class GuardedArrays:
+    """A buffer with a copy of a NumPy parent inside, and an OpenCL array for each of the parent's views.
+
+    offsets: whether the arrays begin inside of the buffer; otherwise each is a sub-buffer from its lowest element on,
+    for kernels that take no offset.
+    """
+
+    def __init__(
+        self,
+        queue: pyopencl.CommandQueue,
+        parent: npt.NDArray[Any],
+        views: tuple[npt.NDArray[Any], ...],
+        *,
+        offsets: bool,
+        byte: int,
+    ) -> None:
+        import pyopencl as cl
+
+        self._queue, self._parent, self._byte = queue, parent, byte
+        starts = [_first_byte(view) - _address(parent) for view in views]
+        # A sub-buffer has to begin at an aligned place.
+        self._begin = GUARD_BYTES + -starts[0] % GUARD_BYTES
+        size = self._begin + parent.nbytes
+        self._size = size + GUARD_BYTES + -size % GUARD_BYTES
+        self.buffer = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, self._size)
+        self.arrays = [self._array(view, start, offsets) for view, start in zip(views, starts, strict=True)]
+        self._before: Bytes = np.empty(0, np.uint8)
+
+    def _array(self, view: npt.NDArray[Any], start: int, offsets: bool) -> Any:
+        import pyopencl.array as cla
+
+        origin = 0 if offsets else self._begin + start
+        data = self.buffer if offsets else self.buffer.get_sub_region(origin, _last_byte(view) - _first_byte(view))
+        where = self._begin + _address(view) - _address(self._parent) - origin
+        return cla.Array(self._queue, view.shape, view.dtype, data=data, offset=where, strides=view.strides)
+
+    def upload(self) -> None:
+        """Copy the parent as it is now into the buffer, with poison around."""
+        import pyopencl as cl
+
+        whole = np.full(self._size, self._byte, np.uint8)
+        whole[self._begin : self._begin + self._parent.nbytes] = _bytes(self._parent)
+        cl.enqueue_copy(self._queue, self.buffer, whole)
+        self._before = whole
+        for array in self.arrays:
+            array.events.clear()
+
+    def download(self) -> int:
+        """Copy the buffer into the parent; return how many bytes of the poison around it have changed."""
+        import pyopencl as cl
+
+        whole = np.empty(self._size, np.uint8)
+        cl.enqueue_copy(self._queue, whole, self.buffer)
+        inside = slice(self._begin, self._begin + self._parent.nbytes)
+        changed = int(np.count_nonzero(whole != self._before)) - int(
+            np.count_nonzero(whole[inside] != self._before[inside])
+        )
+        bits(self._parent).reshape(-1).view(np.uint8)[:] = whole[inside]
+        return changed
+
+
+def _bytes(array: npt.NDArray[Any]) -> Bytes:
+    return np.ascontiguousarray(bits(array)).reshape(-1).view(np.uint8)
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0]) if array.dtype.kind != "V" else int(array.ctypes.data)
+
+
+def _reach(view: npt.NDArray[Any]) -> list[int]:
+    return [step * (length - 1) for step, length in zip(view.strides, view.shape, strict=True)]
+
+
+def _first_byte(view: npt.NDArray[Any]) -> int:
+    return _address(view) + sum(min(0, r) for r in _reach(view))
+
+
+def _last_byte(view: npt.NDArray[Any]) -> int:
+    return _address(view) + sum(max(0, r) for r in _reach(view)) + view.itemsize

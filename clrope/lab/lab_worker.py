@@ -1,0 +1,80 @@
+"""The child's side of a lab run: builds the kernel on one device and runs cases, because a kernel may end the process.
+
+Entries: `begin` with the number of a case before it is run, `case` with its outcome.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, replace
+from typing import Any
+
+import msgspec
+
+from ..device import DeviceInfo, devices
+from ..device.child import Write
+from ..device.child import serve as serve_child
+from ..errors import BuildError, DeviceError, RopeError
+from ..suite.case import parse_case
+from .lab_kernel import load_file
+from .lab_trial import LabOutcome, LabTrial
+
+
+class LabJob(msgspec.Struct, frozen=True):
+    """What a child has to do: cases (suite, line, number) of one kernel on one device."""
+
+    path: str
+    contract: str | None
+    kernel: str
+    options: list[str]
+    device: str
+    ordinal: int
+    simulator: bool
+    seed: int
+    cases: list[tuple[str, str, int]]
+    stop_at_first: bool = False
+
+
+def main() -> None:
+    """Do one job in this process, which the kernel may end."""
+    serve_child(_work)
+
+
+def _work(data: dict[str, Any], write: Write) -> dict[str, Any]:
+    job = msgspec.convert(data, LabJob)
+    write(stage="looking for the device")
+    device = _find(job)
+    file = load_file(job.path, job.contract, options=job.options, kernel=job.kernel)
+    kernel = file.kernel_object()
+    failed: dict[tuple[str, int], LabOutcome] = {}
+    for suite, line, number in job.cases:
+        write(begin=number, stage=f"running {suite}: {line}")
+        begin = time.perf_counter()
+        case = parse_case(line)
+        try:
+            outcome = failed.get((case.type, case.mode)) or LabTrial(case, job.seed, kernel).run_kernel(device)
+        except BuildError as error:
+            outcome = _build_failed(error, case.type, device)
+            failed[case.type, case.mode] = replace(outcome, detail=outcome.detail.splitlines()[0])
+        except RopeError as error:
+            outcome = LabOutcome("driver error" if isinstance(error, DeviceError) else "bad kernel", detail=str(error))
+        write(case=number, outcome=asdict(outcome), seconds=time.perf_counter() - begin)
+        if job.stop_at_first and outcome.status not in ("right", "not expressible"):
+            break
+    return {}
+
+
+def _build_failed(error: BuildError, dtype: str, device: DeviceInfo) -> LabOutcome:
+    if dtype == "f16" and "cl_khr_fp16" in error.log and "cl_khr_fp16" not in device.cl_device.extensions.split():
+        what = "f16 on this device: it has no cl_khr_fp16 (vload_half and vstore_half work everywhere)"
+        return LabOutcome("not expressible", detail=what)
+    lines = [line for line in error.log.splitlines() if not line.startswith("clBuildProgram failed")]
+    options = " ".join(error.options) or "none"
+    return LabOutcome("build error", detail=f"does not build; options: {options}\n" + "\n".join(lines).strip())
+
+
+def _find(job: LabJob) -> DeviceInfo:
+    same = [d for d in devices() if d.key == job.device]
+    if len(same) <= job.ordinal or same[job.ordinal]._cl is None:
+        raise DeviceError(f"device {job.device!r} is not there in a fresh process")
+    return same[job.ordinal]
