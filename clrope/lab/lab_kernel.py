@@ -252,12 +252,12 @@ class LabFile:
         own_rows = "row_stride" in reads or contract.shared_rows
         repeats = batch if problem.row_stride == 0 and batch > 1 and not own_rows else 1
         values = {**values_of(problem, config, repeats), **contract.constants}
-        what = not_expressible(problem, values, reads, config.angles == "exact", self.pairings)
-        if what:
-            return unsupported(what)
         for test, reason in contract.requires:
             if not expression_of(test, f"{self.path.name}: requires").value(values):
                 return unsupported(reason)
+        what = not_expressible(problem, values, reads, config.angles == "exact", self.pairings)
+        if what:
+            return unsupported(what)
         signature = self.signature(problem.dtype, config.mode)
         arguments: list[tuple[str, Any]] = []
         for argument in signature.arguments:

@@ -126,7 +126,7 @@ class LabTrial(RopeTrial):
                 around = source.download()
                 touched = int(np.count_nonzero(bits(memory.parent) != before))
                 if stray:
-                    problems.append(f"{stray} elements between and around the output's changed")
+                    problems.append(f"{stray} elements between or around the output's changed (out of bounds)")
                 if touched or around:
                     problems.append(f"{touched} elements of the input changed, {around} bytes around it")
             results.append(got)

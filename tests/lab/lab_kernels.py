@@ -1,0 +1,153 @@
+"""Kernels of the lab's tests: right ones by tables and by positions, and what is changed in them to break them."""
+
+from __future__ import annotations
+
+TABLES = """\
+// Rotates by finished tables; NORMAL or NEOX.
+__kernel void rope(__global const float *x, const long x_offset, const long x_batch, const long x_token,
+                   const long x_head, __global float *y, const long y_offset, const long y_batch, const long y_token,
+                   const long y_head, __global const float *cos_table, __global const float *sin_table,
+                   const int tokens, const int heads, const int head_dim, const int n_dims, const float direction) {
+  const int slot = get_global_id(0), h = get_global_id(1), r = get_global_id(2), t = r % tokens, b = r / tokens;
+  const int pairs = n_dims / 2;
+  x += x_offset + b * x_batch + t * x_token + h * x_head;
+  y += y_offset + b * y_batch + t * y_token + h * y_head;
+  if (slot >= pairs) {
+    y[slot + pairs] = x[slot + pairs];
+    return;
+  }
+#ifdef NEOX
+  const int i = slot, j = slot + pairs;
+#else
+  const int i = 2 * slot, j = 2 * slot + 1;
+#endif
+  const float c = cos_table[r * pairs + slot], s = sin_table[r * pairs + slot] * direction;
+  const float p = x[i], q = x[j];
+  y[i] = p * c - q * s;
+  y[j] = p * s + q * c;
+}
+"""
+
+POSITIONS = """\
+// Computes angles from positions, as ggml does.
+float ramp(float low, float high, int i) { return 1.0f - clamp((i - low) / max(0.001f, high - low), 0.0f, 1.0f); }
+float bound(int n_dims, int n_ctx, float rotations, float base) {
+  return n_dims * log(n_ctx / (rotations * 2 * M_PI_F)) / (2 * log(base));
+}
+__kernel void rope(__global const float *x, __global float *y, __global const int *positions,
+                   __global const float *freq_factors, const int heads, const int head_dim, const int n_dims,
+                   const float freq_base, const float freq_scale, const float ext_factor, const float attn_factor,
+                   const float beta_fast, const float beta_slow, const int n_ctx_orig, const float direction) {
+  const int slot = get_global_id(0), h = get_global_id(1), r = get_global_id(2), pairs = n_dims / 2;
+  x += ((long)r * heads + h) * head_dim;
+  y += ((long)r * heads + h) * head_dim;
+  if (slot >= pairs) {
+    y[slot + pairs] = x[slot + pairs];
+    return;
+  }
+  const long position = positions[r];
+  float magnitude = attn_factor;
+  float theta = (float)position * pow(freq_base, -2.0f * slot / n_dims) / freq_factors[slot];
+  const float extrapolated = theta;
+  theta *= freq_scale;
+  if (ext_factor != 0.0f) {
+    const float low = max(0.0f, floor(bound(n_dims, n_ctx_orig, beta_fast, freq_base)));
+    const float high = min(n_dims - 1.0f, ceil(bound(n_dims, n_ctx_orig, beta_slow, freq_base)));
+    const float mix = ramp(low, high, slot) * ext_factor;
+    theta = theta * (1.0f - mix) + extrapolated * mix;
+    magnitude *= 1.0f + 0.1f * log(1.0f / freq_scale);
+  }
+#ifdef NEOX
+  const int i = slot, j = slot + pairs;
+#else
+  const int i = 2 * slot, j = 2 * slot + 1;
+#endif
+  const float c = cos(theta) * magnitude, s = sin(theta) * magnitude * direction;
+  const float p = x[i], q = x[j];
+  y[i] = p * c - q * s;
+  y[j] = p * s + q * c;
+}
+"""
+
+PLAIN = "ROPE(type=f32,ne_a=[64,6,9,3],n_dims=64,mode=2,n_ctx=3000,fs=1,ef=0,af=1,ff=0,v=0,pos=batch)"
+PARTIAL = PLAIN.replace("n_dims=64", "n_dims=40")
+NORMAL = PLAIN.replace("mode=2", "mode=0")
+MAGNITUDE = PLAIN.replace("af=1,", "af=1.4,")
+YARN = PLAIN.replace("fs=1,ef=0", "fs=0.25,ef=1").replace("pos=", "n_ctx_orig=512,bf=32,pos=")
+FACTORS = PLAIN.replace("ff=0", "ff=1")
+BASE = PLAIN.replace("pos=", "base=700000,pos=")
+STRIDED = PLAIN.replace("v=0", "v=1")
+OFFSET = PLAIN.replace("pos=batch", "pos=offset")
+FAR = PLAIN.replace("n_ctx=3000", "n_ctx=200000")
+SCALED = PLAIN.replace("fs=1,", "fs=0.5,")
+
+#: Name -> (source, changes to it, the case, what the diagnosis has to say).
+BROKEN: dict[str, tuple[str, list[tuple[str, str]], str, str]] = {
+    "pairs swapped": (TABLES, [("#ifdef NEOX", "#ifndef NEOX")], PLAIN, "pairs swapped: it rotates NORMAL pairs"),
+    "pairs swapped, normal": (TABLES, [("#ifdef NEOX", "#ifndef NEOX")], NORMAL, "it rotates NEOX pairs"),
+    "sine's sign": (TABLES, [("slot] * direction", "slot] * -direction")], PLAIN, "the sign of sin is wrong"),
+    "halves at head_dim / 2": (
+        TABLES, [("j = slot + pairs", "j = slot + head_dim / 2")], PARTIAL, "halves at head_dim / 2"),
+    "tail not copied": (TABLES, [("y[slot + pairs] = x[slot + pairs];", "")], PARTIAL, "the tail was not copied"),
+    "tail zeroed": (TABLES, [("= x[slot + pairs];", "= 0;")], PARTIAL, "the tail is zero"),
+    "magnitude missing": (POSITIONS, [("= attn_factor", "= 1.0f")], MAGNITUDE, "magnitude missing"),
+    "magnitude twice": (POSITIONS, [("= attn_factor", "= attn_factor * attn_factor")], MAGNITUDE, "applied twice"),
+    "ramp ignored": (POSITIONS, [("mix = ramp(", "mix = 0 * ramp(")], YARN, "YaRN's ramp ignored"),
+    "ramp inverted": (POSITIONS, [("mix = ramp(low, high, slot)", "mix = (1 - ramp(low, high, slot))")], YARN,
+                      "YaRN's ramp inverted"),
+    "freq_factors ignored": (POSITIONS, [("/ freq_factors[slot]", "")], FACTORS, "freq_factors ignored"),
+    "freq_factors inverted": (
+        POSITIONS, [("/ freq_factors[slot]", "* freq_factors[slot]")], FACTORS, "freq_factors inverted"),
+    "freq_base ignored": (POSITIONS, [("pow(freq_base", "pow(10000.0f")], BASE, "freq_base ignored"),
+    "freq_scale ignored": (POSITIONS, [("theta *= freq_scale;", "")], SCALED, "freq_scale ignored"),
+    "exponent by head_dim": (POSITIONS, [("slot / n_dims)", "slot / head_dim)")], PARTIAL, "frequencies by head_dim"),
+    "row of the token before": (
+        POSITIONS, [("positions[r]", "positions[r % 9 ? r - 1 : r + 8]")], PLAIN, "the position of the token before"),
+    "position of another batch": (POSITIONS, [("positions[r]", "positions[r % 9]")], PLAIN, "positions of batch 0"),
+    "position int16": (POSITIONS, [("= positions[r]", "= (short)positions[r]")], FAR, "positions truncated to int16"),
+    "position float16": (
+        POSITIONS, [("position = positions[r]", "position = convert_long(round16(positions[r]))"),
+                    ("__kernel", "float round16(float v) { ushort h; vstore_half_rte(v, 0, (__private half *)&h);"
+                                 " return vload_half(0, (__private half *)&h); }\n__kernel")],
+        PLAIN, "positions rounded to float16"),
+    "offset ignored": (POSITIONS, [("positions[r]", "r % 9")], OFFSET, "an offset is left out"),
+    "stride ignored": (TABLES, [("b * x_batch + t * x_token + h * x_head", "((long)r * heads + h) * head_dim")],
+                       STRIDED, "strides of x ignored"),
+    "heads beyond the first": (TABLES, [("const float p =", "const float z = h ? 0.5f : 1.0f, p = z *")], PLAIN,
+                               "heads beyond the first are wrong"),
+    "nothing written": (TABLES, [("const int slot", "if (head_dim) return;\n  const int slot")], PLAIN,
+                        "nothing was written"),
+    "partly written": (TABLES, [("const int slot", "if (get_global_id(2) >= 24) return;\n  const int slot")], PLAIN,
+                       "partly written"),
+    "float16 arithmetic": (
+        TABLES, [("__kernel", "float r16(float v) { ushort h; vstore_half_rte(v, 0, (__private half *)&h);"
+                              " return vload_half(0, (__private half *)&h); }\n__kernel"),
+                 ("const float c = cos_table[r * pairs + slot], s = sin_table[r * pairs + slot] * direction;",
+                  "const float c = r16(cos_table[r * pairs + slot]),"
+                  " s = r16(sin_table[r * pairs + slot] * direction);"),
+                 ("p = x[i], q = x[j]", "p = r16(x[i]), q = r16(x[j])"),
+                 ("y[i] = p * c - q * s", "y[i] = r16(r16(p * c) - r16(q * s))"),
+                 ("y[j] = p * s + q * c", "y[j] = r16(r16(p * s) + r16(q * c))")],
+        PLAIN, "float16 arithmetic"),
+    "angle drift": (POSITIONS, [], PLAIN.replace("n_ctx=3000", "n_ctx=90000000"), "angle drift"),
+    "NaN made": (TABLES, [("const float p = x[i]", "const float p = slot == 3 ? sqrt(-1.0f - fabs(x[i])) : x[i]")],
+                 PLAIN, "NaN was made"),
+    "out of bounds write": (TABLES, [("  y[i] =", "  if (r == 0 && h == 0 && slot == 0) y[-3] = 1;\n  y[i] =")], PLAIN,
+                            "(out of bounds)"),
+    "input written": (TABLES, [("__global const float *x", "__global float *x"),
+                               ("  y[i] =", "  x[i] = 7;\n  y[i] =")], PLAIN, "elements of the input changed"),
+    "overwritten in place": (
+        TABLES, [("y[j] = p * s + q * c", "y[j] = y[i] * s + q * c")],
+        PLAIN.replace("v=0", "v=0,inplace=1"), "after it was overwritten"),
+    "poison only": (
+        TABLES, [("  y[i] =", "  if (as_uint(y[i]) != 0xFFFFFFFFu && as_uint(y[j]) != 0xFFFFFFFFu) return;\n  y[i] =")],
+        PLAIN, "results depend on the call or on poison"),
+}  # fmt: skip
+
+
+def changed(source: str, edits: list[tuple[str, str]]) -> str:
+    """Return a source with each of some texts, which occur, replaced at their first place."""
+    for old, new in edits:
+        assert old in source, old
+        source = source.replace(old, new, 1)
+    return source
