@@ -152,7 +152,13 @@ def _error(got: Array, want: Array, where: Array) -> float:
 
 def _structural(e: Evidence) -> Iterator[str]:
     missing = e.unwritten
-    if e.call and e.before is not None and nmse(e.got, e.before.astype(np.float64)) <= e.limit:
+    first, second = reference.pair_indices(e.config)
+    turned = np.concatenate([first, second])
+    if (
+        e.call
+        and e.before is not None
+        and nmse(e.got[..., turned], e.before[..., turned].astype(np.float64)) <= e.limit
+    ):
         yield "the result of the first call was given again, for another input (a cached answer is replayed)"
         return
     share = missing.mean()
@@ -161,9 +167,8 @@ def _structural(e: Evidence) -> Iterator[str]:
         return
     if e.call and share > 0.2:
         yield f"in call {e.call + 1} {share:.0%} of the output was not written: results depend on the call or on poison"
-    first, second = reference.pair_indices(e.config)
     tail = np.ones(e.x.shape[3], np.bool_)
-    tail[first], tail[second] = False, False
+    tail[turned] = False
     if tail.any() and missing[..., tail].all() and not missing[..., ~tail].any():
         yield "the tail was not copied: elements from n_dims on are as they were in the output"
         return
@@ -172,6 +177,8 @@ def _structural(e: Evidence) -> Iterator[str]:
     made = np.asarray(np.isnan(e.got.astype(np.float64))) & ~missing
     if made.any() and np.isfinite(e.want).all():
         yield f"NaN was made: {made.sum()} elements are NaN where the reference is finite{_where(made)}"
+    if not e.got[..., turned].astype(np.float64).any():
+        yield "the rotated elements are all zero: nothing was computed"
     if tail.any() and not (e.got[..., tail].astype(np.float64)).any() and (e.x[..., tail].astype(np.float64)).any():
         yield "the tail is zero: elements from n_dims on have to be copied from the input"
 
@@ -186,8 +193,16 @@ def _where(mask: npt.NDArray[np.bool_]) -> str:
             if touched[start:].all():
                 kind = ": a remainder of the work-groups, perhaps" if axis == 1 else ""
                 return f" ({name} from {start} on{kind})"
-            return f" ({name} {', '.join(map(str, np.flatnonzero(touched)[:8]))})"
+            return f" ({name} {_ranges(touched)})"
     return ""
+
+
+def _ranges(touched: npt.NDArray[Any]) -> str:
+    """Return '0 to 7, 9' for the places that are true, at most four ranges."""
+    places = np.flatnonzero(touched)
+    runs = np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)
+    texts = [str(run[0]) if run.size == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    return ", ".join(texts[:4]) + (", ..." if len(texts) > 4 else "")
 
 
 def _formulas(e: Evidence) -> Iterator[tuple[str, F64]]:
@@ -506,5 +521,5 @@ def _regions(e: Evidence) -> str:
             start = int(np.argmax(touched))
             if touched[start:].all():
                 return f"{name} from {start} on are wrong, {name} before are right"
-            return f"{name} {', '.join(map(str, np.flatnonzero(touched)[:8]))} are wrong, the others are right"
+            return f"{name} {_ranges(touched)} are wrong, the others are right"
     return f"{wrong.mean():.1%} of the elements are wrong; no hypothesis explains them"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .. import reference
 from ..errors import UnsupportedError
 from ..kernels.kernel import Kernel
 from ..layout import canonical
@@ -91,6 +92,7 @@ class LabTrial(RopeTrial):
         problems: list[str] = []
         results: list[list[Array]] = []
         kept: tuple[GuardedArrays, Memory, list[Array]] | None = None
+        failed: LabOutcome | None = None
         want = self.want
         for call in range(3):
             memory = Memory(case, case.v)
@@ -131,8 +133,13 @@ class LabTrial(RopeTrial):
                     problems.append(f"{touched} elements of the input changed, {around} bytes around it")
             results.append(got)
             error = nmse(flat(got), want)
+            if failed is not None:
+                return self._late(failed, got)
             if not error <= self.limit:
-                return self._failed(call, got, start, want, error, problems, results)
+                failed = self._failed(call, got, start, want, error, problems, results)
+                if call == 0:
+                    continue  # perhaps the next call does this one's work
+                return failed
             if problems:
                 return LabOutcome("wrong", error, self.limit, problems[0], diagnosis=(problems[0],))
             if call == 0 and not case.inplace:
@@ -147,6 +154,16 @@ class LabTrial(RopeTrial):
                 text = "the first call's result changed after its event: later calls write to earlier outputs"
                 return LabOutcome("wrong", error, self.limit, text, diagnosis=(text,))
         return LabOutcome("right", error, self.limit)
+
+    def _late(self, failed: LabOutcome, got: list[Array]) -> LabOutcome:
+        """Return the first call's failure, with what the second call's result says of it."""
+        config = self.config.for_head_dim(self.case.shape["d"])
+        turned = np.concatenate(reference.pair_indices(config))
+        parts = [[canonical(a, self.case.lo)[..., turned] for a in arrays] for arrays in (got, self._wants())]
+        if nmse(*(flat(arrays) for arrays in parts)) <= self.limit:
+            text = "the work is left to the next call: the second call gave the first one's result"
+            return replace(failed, diagnosis=(text, *failed.diagnosis))
+        return failed
 
     def _kernel_for(self) -> Kernel:
         return self._kernel if self._kernel.configured is None else self._kernel.configured(self.config)
