@@ -21,7 +21,7 @@ class GuardedArrays:
     """A buffer with a copy of a NumPy parent inside, and an OpenCL array for each of the parent's views.
 
     offsets: whether the arrays begin inside of the buffer; otherwise each is a sub-buffer from its lowest element on,
-    for kernels that take no offset.
+    for kernels that take no offset. exact: nothing around the tensors, for a simulator that checks bounds itself.
     """
 
     def __init__(
@@ -32,17 +32,27 @@ class GuardedArrays:
         *,
         offsets: bool,
         byte: int,
+        exact: bool = False,
     ) -> None:
         import pyopencl as cl
 
         self._queue, self._parent, self._byte = queue, parent, byte
         starts = [_first_byte(view) - _address(parent) for view in views]
-        # A sub-buffer has to begin at an aligned place.
-        self._begin = GUARD_BYTES + -starts[0] % GUARD_BYTES
-        size = self._begin + parent.nbytes
-        self._size = size + GUARD_BYTES + -size % GUARD_BYTES
+        #: The bytes of the parent that are in the buffer, and where they begin there.
+        self._part = slice(0, parent.nbytes)
+        if exact:
+            self._part = slice(min(starts), max(_last_byte(view) - _address(parent) for view in views))
+            self._begin, self._size = 0, self._part.stop - self._part.start
+        else:
+            # A sub-buffer has to begin at an aligned place.
+            self._begin = GUARD_BYTES + -starts[0] % GUARD_BYTES
+            size = self._begin + parent.nbytes
+            self._size = size + GUARD_BYTES + -size % GUARD_BYTES
         self.buffer = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, self._size)
-        self.arrays = [self._array(view, start, offsets) for view, start in zip(views, starts, strict=True)]
+        self.arrays = [
+            self._array(view, start - self._part.start, offsets or exact)
+            for view, start in zip(views, starts, strict=True)
+        ]
         self._before: Bytes = np.empty(0, np.uint8)
 
     def _array(self, view: npt.NDArray[Any], start: int, offsets: bool) -> Any:
@@ -50,7 +60,7 @@ class GuardedArrays:
 
         origin = 0 if offsets else self._begin + start
         data = self.buffer if offsets else self.buffer.get_sub_region(origin, _last_byte(view) - _first_byte(view))
-        where = self._begin + _address(view) - _address(self._parent) - origin
+        where = self._begin + _address(view) - _address(self._parent) - self._part.start - origin
         return cla.Array(self._queue, view.shape, view.dtype, data=data, offset=where, strides=view.strides)
 
     def upload(self) -> None:
@@ -58,7 +68,7 @@ class GuardedArrays:
         import pyopencl as cl
 
         whole = np.full(self._size, self._byte, np.uint8)
-        whole[self._begin : self._begin + self._parent.nbytes] = _bytes(self._parent)
+        whole[self._inside] = _bytes(self._parent)[self._part]
         cl.enqueue_copy(self._queue, self.buffer, whole)
         self._before = whole
         for array in self.arrays:
@@ -70,12 +80,16 @@ class GuardedArrays:
 
         whole = np.empty(self._size, np.uint8)
         cl.enqueue_copy(self._queue, whole, self.buffer)
-        inside = slice(self._begin, self._begin + self._parent.nbytes)
+        inside = self._inside
         changed = int(np.count_nonzero(whole != self._before)) - int(
             np.count_nonzero(whole[inside] != self._before[inside])
         )
-        bits(self._parent).reshape(-1).view(np.uint8)[:] = whole[inside]
+        bits(self._parent).reshape(-1).view(np.uint8)[self._part] = whole[inside]
         return changed
+
+    @property
+    def _inside(self) -> slice:
+        return slice(self._begin, self._begin + self._part.stop - self._part.start)
 
 
 def _bytes(array: npt.NDArray[Any]) -> Bytes:

@@ -173,7 +173,7 @@ class LabRun:
         while todo:
             job = LabJob(
                 str(self.file.path), self._contract, self.file.kernel, list(self.file.options), target.device.key,
-                ordinal, target.device.simulator, self.seed, todo, self._stop_at_first,
+                ordinal, False, self.seed, todo, self._stop_at_first,
             )  # fmt: skip
             heard = _Heard(report, self.cases, lambda result: self._done(target, result))
             result = child.run(

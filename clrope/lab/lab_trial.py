@@ -60,11 +60,12 @@ class LabTrial(RopeTrial):
 
     Call 1 rotates x into memory full of NaN; call 2 rotates other values into memory that holds plausible numbers; call
     3 rotates x again into the memory of call 1, filled with another poison, and must give the bits of call 1. Inputs,
-    guards and the earlier output must not change.
+    guards and the earlier output must not change. exact: without guards, for a simulator that checks bounds itself.
     """
 
-    def __init__(self, case: Case, seed: int, kernel: Kernel) -> None:
+    def __init__(self, case: Case, seed: int, kernel: Kernel, *, exact: bool = False) -> None:
         super().__init__(case, seed)
+        self._exact = exact
         self._kernel = kernel
         self._other = np.random.default_rng([seed, 1])
         if self._kernel_for().angles == "positions":
@@ -102,7 +103,9 @@ class LabTrial(RopeTrial):
                 want = flat([self._other_want(array) for array in self._wants()])
             else:
                 want = self.want
-            source = GuardedArrays(queue, memory.parent, memory.views, offsets=takes_offsets, byte=POISON)
+            source = GuardedArrays(
+                queue, memory.parent, memory.views, offsets=takes_offsets, byte=POISON, exact=self._exact
+            )
             source.upload()
             before = bits(memory.parent).copy()
             out = memory
@@ -110,7 +113,9 @@ class LabTrial(RopeTrial):
             if not case.inplace:
                 out = Memory(case, view)
                 self._poison(out, call)
-                target = GuardedArrays(queue, out.parent, out.views, offsets=takes_offsets, byte=NAN_POISON)
+                target = GuardedArrays(
+                    queue, out.parent, out.views, offsets=takes_offsets, byte=NAN_POISON, exact=self._exact
+                )
                 target.upload()
             start = [np.array(v) for v in out.views]
             single = len(memory.views) == 1

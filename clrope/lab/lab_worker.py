@@ -27,7 +27,7 @@ class LabJob(msgspec.Struct, frozen=True):
     contract: str | None
     kernel: str
     options: list[str]
-    device: str
+    device: str  # its key; with `simulator` any simulator
     ordinal: int
     simulator: bool
     seed: int
@@ -52,7 +52,9 @@ def _work(data: dict[str, Any], write: Write) -> dict[str, Any]:
         begin = time.perf_counter()
         case = parse_case(line)
         try:
-            outcome = failed.get((case.type, case.mode)) or LabTrial(case, job.seed, kernel).run_kernel(device)
+            outcome = failed.get((case.type, case.mode)) or LabTrial(
+                case, job.seed, kernel, exact=job.simulator
+            ).run_kernel(device)
         except BuildError as error:
             outcome = _build_failed(error, case.type, device)
             failed[case.type, case.mode] = replace(outcome, detail=outcome.detail.splitlines()[0])
@@ -74,7 +76,7 @@ def _build_failed(error: BuildError, dtype: str, device: DeviceInfo) -> LabOutco
 
 
 def _find(job: LabJob) -> DeviceInfo:
-    same = [d for d in devices() if d.key == job.device]
+    same = [d for d in devices() if (d.simulator if job.simulator else d.key == job.device)]
     if len(same) <= job.ordinal or same[job.ordinal]._cl is None:
         raise DeviceError(f"device {job.device!r} is not there in a fresh process")
     return same[job.ordinal]
