@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..errors import ConfigError
 from .exit_code import UNUSABLE, WRONG
-from .options import Devices, JsonFile, Quiet, Seed, value
+from .options import Devices, JsonFile, Quiet, Seed, flag, value
 from .output import print_table, progress_bar, write_text
 
 if TYPE_CHECKING:
+    from ..lab.lab_kernel import LabFile
     from ..lab.lab_run import LabDeviceReport, LabReport
 
 
@@ -47,6 +49,12 @@ def check_kernel(
     text: Annotated[
         str, typer.Option("--filter", metavar="TEXT", help="Run only the cases that contain each word of TEXT.")
     ] = "",
+    races: Annotated[
+        bool, flag("--races", "Small cases in Oclgrind: data races, accesses out of bounds, uninitialised values.")
+    ] = False,
+    waive: Annotated[
+        list[str] | None, value("KIND[:LINE]", "Finding of --races that is intended, such as race:12 (repeatable).")
+    ] = None,
     seconds: Annotated[float, value("N", "Seconds without a result until a kernel counts as endless.", min=1)] = 20.0,
     json_file: JsonFile = None,
     seed: Seed = None,
@@ -62,6 +70,11 @@ def check_kernel(
 
     file = load_file(path, contract, options=option or [], kernel=kernel)
     silent = json_file == "-"
+    if races:
+        _simulate(file, contract, waive or [], seed or 0, json_file, quiet)
+        return
+    if waive:
+        raise ConfigError("--waive: given without --races, whose findings it waives")
     with progress_bar(quiet) as bar:
         task = bar.add_task("", visible=False)
 
@@ -86,6 +99,45 @@ def check_kernel(
     if not report.ok:
         failed = any(d.first_failure is not None for d in report.devices)
         raise SystemExit(WRONG if failed else UNUSABLE)
+
+
+def _simulate(
+    file: LabFile, contract: str | None, waive: list[str], seed: int, json_file: str | None, quiet: bool
+) -> None:
+    from dataclasses import asdict
+
+    from ..lab.simulator import simulate
+
+    signature = file.check()
+    with progress_bar(quiet) as bar:
+        task = bar.add_task("Oclgrind", visible=True)
+
+        def done(number: int, cases: int) -> None:
+            bar.update(task, total=cases, completed=number)
+            bar.refresh()
+
+        report = simulate(file, contract, waivers=waive, seed=seed, done=done)
+    wrong = [(case, o) for case, o in report.outcomes if o.status not in ("right", "not expressible")]
+    if json_file is not None:
+        data = {
+            "schema": "clrope.lab.races/1", "file": str(file.path), "ok": report.ok, "cases": report.ran,
+            "wrong": [case for case, _ in wrong], "problem": report.problem,
+            "findings": [asdict(f) for f in report.findings],
+        }  # fmt: skip
+        write_text(json_file, json.dumps(data, indent=1) + "\n")
+    if json_file != "-":
+        print(f"{file.path}: {report.ran} cases of {signature.name} in Oclgrind")
+        for finding in report.findings:
+            print(f"  {'waived: ' if finding.waived else ''}{finding}")
+        for case, o in wrong[:3]:
+            print(f"  {o.status}: {case}\n    {o.detail}")
+        if report.problem:
+            print(f"  the simulator ended: {report.problem}")
+        if not report.ran and not report.problem:
+            print("  no case that the kernel can express was run")
+        print("CLEAN" if report.ok else "NOT CLEAN")
+    if not report.ok:
+        raise SystemExit(WRONG if report.open_findings or wrong else UNUSABLE)
 
 
 def _print_report(report: LabReport) -> None:
