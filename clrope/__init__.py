@@ -16,6 +16,7 @@ from .device import DeviceInfo, device, devices
 from .errors import BuildError, ConfigError, DeviceError, RopeError, ShapeError
 from .layout import TensorView
 from .operation import Rope
+from .permute import permute_qk
 from .positions import packed_positions
 from .tables import rotate
 
@@ -38,6 +39,7 @@ __all__ = [
     "errors",
     "layout",
     "packed_positions",
+    "permute_qk",
     "reference",
     "rope",
     "rotate",
