@@ -14,6 +14,7 @@ from .compare import Comparison, compare
 from .config import RopeConfig
 from .device import DeviceInfo, device, devices
 from .errors import BuildError, ConfigError, DeviceError, RopeError, ShapeError
+from .identify import Hypothesis, Identification, identify
 from .layout import TensorView
 from .operation import Rope
 from .permute import permute_qk
@@ -28,6 +29,8 @@ __all__ = [
     "ConfigError",
     "DeviceError",
     "DeviceInfo",
+    "Hypothesis",
+    "Identification",
     "Rope",
     "RopeConfig",
     "RopeError",
@@ -37,6 +40,7 @@ __all__ = [
     "device",
     "devices",
     "errors",
+    "identify",
     "layout",
     "packed_positions",
     "permute_qk",

@@ -1,0 +1,285 @@
+"""The search: trials from the usual conventions to the unusual ones, stage after stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+
+from ..angles import angle_table, magnitude_of
+from ..config import RopeConfig
+from .candidates import (
+    KNOWN_BASES,
+    KNOWN_SCALES,
+    Trial,
+    pairing_of,
+    variants_of,
+    with_magnitude,
+)
+from .pairings import Pairing, Phasors, measure
+from .phase_fit import (
+    Line,
+    Turns,
+    absolute,
+    best_of_grid,
+    differences,
+    exponents_of,
+    joined,
+    refined,
+    scores,
+    search_base,
+    search_line,
+    search_offset,
+)
+from .tokens import F64, TokenRows
+
+_SCALES = np.array(KNOWN_SCALES)
+_LOG_BASES = np.log(np.array(KNOWN_BASES))
+#: Pairings that the slower stages look at.
+_FEW_PAIRINGS = 10
+#: A number replaces a fitted one if it raises the squares of the angles that are left by no more than chance may.
+_CHANCE = 25.0
+_OFFSETS = (1 << 12, 1 << 18)
+
+
+class Search:
+    """Trials for a sample of tokens.
+
+    rows:     the sample.
+    pairings: those that keep the length of every pair, the plainest first.
+    given:    the configuration to compare with, or None.
+    """
+
+    def __init__(self, rows: TokenRows, pairings: list[Pairing], given: RopeConfig | None) -> None:
+        self.rows = rows
+        self.pairings = pairings
+        self.given = given
+        self.positions: F64 = rows.positions[0].astype(np.float64)
+        self._measured: dict[Pairing, Phasors] = {}
+
+    def phasors(self, pairing: Pairing) -> Phasors:
+        """Return what a pairing measures, measured once."""
+        if pairing not in self._measured:
+            self._measured[pairing] = measure(self.rows, pairing)
+        return self._measured[pairing]
+
+    def turns_nothing(self) -> bool:
+        """Whether no pair of any pairing turns by more than rounding explains."""
+        measured = [self.phasors(pairing) for pairing in self.pairings]
+        zero = np.zeros((1, 1))
+        return all(p.excess(p.product, zero) <= 2 * p.floor + 1e-15 for p in measured)
+
+    def stages(self) -> Iterator[list[Trial]]:
+        """Yield lists of trials; the first that holds one that fits ends the search."""
+        yield [*self.near_given(), *self.known()]
+        yield self.fitted_base()
+        yield self.with_offset()
+        yield self.fitted_line()
+
+    def near_given(self) -> list[Trial]:
+        """Return the given configuration, and the same with what implementations forget or confuse."""
+        if self.given is None:
+            return []
+        found = []
+        for config in variants_of(self.given, self.rows.head_dim):
+            if pairing_of(config, self.rows.head_dim) in self.pairings:
+                found += [self.trial(config, forward) for forward in (True, False)]
+        best = _best(found)
+        moved = [trial for trial in best[:2] for trial in self._moved(trial)] if best and best[0].error > 1e-4 else []
+        return _best([*best, *moved])
+
+    def known(self) -> list[Trial]:
+        """Return the best of known bases and scales without an offset."""
+        found = []
+        for pairing in self.pairings:
+            turns = _some(absolute(self.phasors(pairing), self.positions))
+            if len(turns.distance):
+                lines = [line for _, line in best_of_grid(turns, _SCALES, _LOG_BASES, 6)]
+                found += [self._trial_of(pairing, line) for line in lines]
+        best = _best(found)
+        return _best([*best, *self._improved(best[:3])])
+
+    def fitted_base(self) -> list[Trial]:
+        """Return the best fitted bases for known scales without an offset."""
+        found = []
+        for pairing in self.pairings[:_FEW_PAIRINGS]:
+            phasors = self.phasors(pairing)
+            turns = joined(differences(phasors, self.positions), absolute(phasors, self.positions))
+            if len(turns.distance):
+                for scale in KNOWN_SCALES:
+                    lines = search_base(turns, scale)
+                    found += [self._rounded(pairing, line) for line in self._nearest(pairing, lines, 2)]
+        best = _best(found)
+        return _best([*best, *self._alternatives(best[:2])])
+
+    def with_offset(self) -> list[Trial]:
+        """Return conventions whose positions are moved by a constant, by differences of positions where there are."""
+        found = []
+        for pairing in self.pairings[:_FEW_PAIRINGS]:
+            phasors = self.phasors(pairing)
+            turns = differences(phasors, self.positions)
+            if not len(turns.distance):
+                lines = [Line(log, 1.0, sign) for log in _LOG_BASES for sign in (1, -1)]
+            else:
+                lines = [line for _, line in best_of_grid(_some(turns), _SCALES, _LOG_BASES, 6)]
+                lines += [line for scale in (1.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0)
+                          for line in islice(_by_score(turns, search_base(turns, scale)), 2)]  # fmt: skip
+            for most in _OFFSETS:
+                moved = [m for line in lines for m in search_offset(phasors, self.positions, line, most)]
+                near = self._nearest(pairing, moved, 6)
+                found += [self._trial_of(pairing, line) for line in near]
+                found += [self._rounded(pairing, refined(absolute_moved(phasors, self.positions, line), line, "base"))
+                          for line in near]  # fmt: skip
+                if found and min(trial.error for trial in found) < 4 * phasors.floor + 1e-9:
+                    break
+        best = _best(found)
+        return _best([*best, *self._alternatives(best[:2])])
+
+    def fitted_line(self) -> list[Trial]:
+        """Return conventions with a base and a scale that are both fitted."""
+        found = []
+        for pairing in self.pairings[:_FEW_PAIRINGS]:
+            phasors = self.phasors(pairing)
+            turns = joined(differences(phasors, self.positions), absolute(phasors, self.positions))
+            if len(turns.distance):
+                found += [self._rounded(pairing, line) for line in self._nearest(pairing, search_line(turns), 4)]
+        return _best(found)
+
+    def trial(self, config: RopeConfig, forward: bool, offset: int = 0) -> Trial:
+        """Return the trial of a configuration, with the magnitude that was measured."""
+        phasors = self.phasors(pairing_of(config, self.rows.head_dim))
+        table = angle_table(config)
+        where = self.rows.positions.astype(np.float64)
+        axes = table.axis if where.shape[0] > 1 else np.zeros(table.pairs, dtype=np.intp)
+        turned = (where[axes].T + offset) * table.omega * (1 if forward else -1)
+        error = phasors.floor + phasors.excess(phasors.product, turned)
+        return Trial(with_magnitude(config, self._magnitude(phasors)), forward, offset, error)
+
+    def _magnitude(self, phasors: Phasors) -> float:
+        """Return the measured magnitude: the given one if it is that, or a number with few digits."""
+        measured = phasors.magnitude
+        tolerance = 1e-9 + 4 * float(np.sqrt(phasors.floor / max(1, phasors.product.size)))
+        if self.given is not None and abs(magnitude_of(self.given) - measured) <= tolerance:
+            return magnitude_of(self.given)
+        for digits in range(1, 10):
+            if abs(round(measured, digits) - measured) <= tolerance:
+                return round(measured, digits)
+        return measured
+
+    def _trial_of(self, pairing: Pairing, line: Line) -> Trial:
+        base = float(f"{np.exp(line.log_base):.13g}")
+        config = RopeConfig(
+            mode="normal" if pairing.kind == "neighbours" else "neox",
+            n_dims=pairing.n_dims,
+            n_offs=pairing.n_offs,
+            freq_base=base,
+            freq_scale=line.scale,
+        )
+        return self.trial(config, line.sign == 1, line.offset)
+
+    def _excess(self, pairing: Pairing, line: Line) -> float:
+        phasors = self.phasors(pairing)
+        turned = line.sign * line.omega(exponents_of(phasors)) * (self.positions[:, None] + line.offset)
+        return phasors.excess(phasors.product, turned)
+
+    def _nearest(self, pairing: Pairing, lines: Iterable[Line], count: int) -> list[Line]:
+        return sorted(set(lines), key=lambda line: self._excess(pairing, line))[:count]
+
+    def _rounded(self, pairing: Pairing, line: Line) -> Trial:
+        """Return the trial of a fitted line with the roundest base, and scale, that explain the tokens as well."""
+        phasors = self.phasors(pairing)
+        turns = absolute_moved(phasors, self.positions, line)
+        if line.scale not in KNOWN_SCALES:
+            for scale in (*KNOWN_SCALES, *(float(f"{line.scale:.{d}g}") for d in range(1, 10))):
+                if abs(scale / line.scale - 1) < 0.1:
+                    tried = refined(turns, replace(line, scale=scale), "base")
+                    if self._as_good(pairing, tried, line):
+                        line = tried
+                        break
+        base = float(np.exp(line.log_base))
+        for rounder in (*KNOWN_BASES, *(float(f"{base:.{digits}g}") for digits in range(1, 12))):
+            tried = replace(line, log_base=float(np.log(rounder)))
+            if abs(tried.log_base - line.log_base) < 0.7 and self._as_good(pairing, tried, line):
+                return self._trial_of(pairing, tried)
+        return self._trial_of(pairing, line)
+
+    def _as_good(self, pairing: Pairing, tried: Line, line: Line) -> bool:
+        now, best = self._excess(pairing, tried), self._excess(pairing, line)
+        return now - best <= _CHANCE * best / max(4, self.phasors(pairing).product.size) + 1e-18
+
+    def _improved(self, trials: list[Trial]) -> list[Trial]:
+        """Return trials with the base fitted from where they are, rounded, and their alternatives."""
+        found = []
+        for trial in trials:
+            if trial.error > 0.05 or trial.config.mode not in ("normal", "neox"):
+                continue
+            pairing = pairing_of(trial.config, self.rows.head_dim)
+            line = self._line_of(trial)
+            turns = absolute_moved(self.phasors(pairing), self.positions, line)
+            found.append(self._rounded(pairing, refined(turns, line, "base")))
+        return [*found, *self._alternatives([*trials, *found])]
+
+    def _alternatives(self, trials: list[Trial]) -> list[Trial]:
+        """Return trials of the same frequencies pair by pair with other numbers of rotated elements."""
+        found = []
+        for trial in trials:
+            if trial.error > 1e-3:
+                continue
+            line = self._line_of(trial)
+            mine = pairing_of(trial.config, self.rows.head_dim)
+            for pairing in self.pairings[:_FEW_PAIRINGS]:
+                if pairing != mine and pairing.n_offs == mine.n_offs:
+                    log_base = line.log_base * pairing.n_dims / mine.n_dims
+                    if log_base < 25:
+                        found.append(self._rounded(pairing, replace(line, log_base=log_base)))
+        return found
+
+    def _moved(self, trial: Trial) -> list[Trial]:
+        """Return a configuration's trials with an offset, by its own frequencies."""
+        config = trial.config
+        phasors = self.phasors(pairing_of(config, self.rows.head_dim))
+        table = angle_table(config)
+        found = []
+        offsets = np.arange(-(1 << 11), (1 << 11) + 1)
+        for sign in (1, -1):
+            where = self.rows.positions.astype(np.float64)
+            axes = table.axis if where.shape[0] > 1 else np.zeros(table.pairs, dtype=np.intp)
+            left = np.sum(phasors.product * np.exp(-1j * sign * where[axes].T * table.omega), axis=0)
+            turns = Turns(np.ones(1), left[None], exponents_of(phasors))
+            score = scores(turns, offsets[:, None] * table.omega)[0 if sign == 1 else 1]
+            found += [self.trial(config, sign == 1, int(offsets[k])) for k in np.argsort(score)[::-1][:2]]
+        return found
+
+    def _line_of(self, trial: Trial) -> Line:
+        config = trial.config
+        return Line(float(np.log(config.freq_base)), config.freq_scale, 1 if trial.forward else -1, trial.offset)
+
+
+def absolute_moved(phasors: Phasors, positions: F64, line: Line) -> Turns:
+    """Return the turns of the rows at their positions; the line adds its own offset."""
+    turns = Turns(positions, phasors.product, exponents_of(phasors))
+    return turns if line.offset else absolute(phasors, positions)
+
+
+def _by_score(turns: Turns, lines: list[Line]) -> Iterator[Line]:
+    def score(line: Line) -> float:
+        return -float(scores(turns, line.omega(turns.exponents)[None])[0 if line.sign == 1 else 1][0])
+
+    yield from sorted(lines, key=score)
+
+
+def _some(turns: Turns) -> Turns:
+    """Return a few of the turns, from the shortest to the longest."""
+    count = len(turns.distance)
+    if count <= 8:
+        return turns
+    pick = np.unique(np.linspace(0, count - 1, 8).astype(int))
+    return Turns(turns.distance[pick], turns.product[pick], turns.exponents)
+
+
+def _best(trials: list[Trial]) -> list[Trial]:
+    """Return the few trials with the least error, each convention once."""
+    once = {(t.config, t.forward, t.offset): t for t in trials}
+    return sorted(once.values(), key=lambda trial: trial.error)[:12]

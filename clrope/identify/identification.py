@@ -1,0 +1,243 @@
+"""`identify`: which RoPE convention made one tensor from another."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..config import RopeConfig
+from ..errors import ConfigError
+from ..testing import limit_for
+from .angle_kinds import ANGLE_KINDS, AngleKind, error_of, limit_of
+from .candidates import Trial, pairing_of, unusual, variants_of
+from .convention_search import Search
+from .pairings import possible_pairings, rounding
+from .tokens import TokenRows, token_rows
+from .wording import convention_text, differences_from, one_of
+
+_SHOWN = 8
+#: Of two errors that both are rounding, the smaller one is no better if it is smaller by chance.
+_CHANCE = 32.0
+_NEAR_BASES = 0.02
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A convention and how well it explains the tensors.
+
+    config:   the convention; None stands for no field: n_dims is set. Its `angles` is 'ggml' where only those fit.
+    forward:  False: the inverse rotation.
+    offset:   what was added to every position.
+    angles:   the kinds of angles that explain the tensors equally well: 'exact', 'ggml' (its float32 recurrence),
+              'float32' (position times frequency in float32, as torch's models compute them).
+    nmse:     error of after against before rotated by this convention in float64.
+    limit:    largest NMSE at which the convention counts as the one that was used.
+    head_dim: elements of a head.
+    """
+
+    config: RopeConfig
+    forward: bool
+    offset: int
+    angles: tuple[AngleKind, ...]
+    nmse: float
+    limit: float
+    head_dim: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the error is within the limit."""
+        return self.nmse <= self.limit
+
+    def __str__(self) -> str:
+        return convention_text(self.config, self.head_dim, self.forward, self.offset)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary."""
+        return {
+            "text": str(self),
+            "config": self.config.to_dict(),
+            "forward": self.forward,
+            "offset": self.offset,
+            "angles": list(self.angles),
+            "nmse": self.nmse if math.isfinite(self.nmse) else None,
+            "limit": self.limit,
+            "fits": self.fits,
+        }
+
+
+@dataclass(frozen=True)
+class Identification:
+    """What `identify` found.
+
+    hypotheses:  the conventions that were checked last, the best first; at most a few.
+    best:        the convention that was used, or None: none of these.
+    equal:       hypotheses that explain the tensors as well as the best one, which is the most usual of them. With more
+                 or larger positions they could be told apart.
+    differences: how the best one differs from the given configuration; () without one.
+    agrees:      whether the best one is that of the given configuration; None without one.
+    sentence:    the result in words.
+    """
+
+    hypotheses: tuple[Hypothesis, ...]
+    best: Hypothesis | None
+    equal: tuple[Hypothesis, ...]
+    differences: tuple[str, ...]
+    agrees: bool | None
+    sentence: str
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary."""
+        return {
+            "best": None if self.best is None else self.best.to_dict(),
+            "equal": [str(hypothesis) for hypothesis in self.equal],
+            "differences": list(self.differences),
+            "agrees": self.agrees,
+            "sentence": self.sentence,
+            "hypotheses": [hypothesis.to_dict() for hypothesis in self.hypotheses],
+        }
+
+
+def identify(
+    before: Any, after: Any, positions: Any = None, *, layout: str = "bsnd", config: RopeConfig | None = None
+) -> Identification:
+    """Find the RoPE convention that made `after` from `before`. NumPy only; no device is used.
+
+    before, after: tensors of one shape, rank 3 or 4 in the given layout: q or k before and after RoPE. Any kind of
+                   array and any dtype that `clrope.rope` takes.
+    positions:     as for `clrope.rope`; None: 0, 1, 2, … for each batch. A constant that was added to all of them is
+                   found.
+    config:        the configuration that should have been used. It is checked first, with what is often forgotten or
+                   confused, and the differences are named. Needed for YaRN, frequency factors and section modes: these
+                   are compared with, and not guessed.
+
+    Pairing, n_dims, freq_base, freq_scale (linear scaling), direction, offset, magnitude and kind of angles are found
+    without a configuration. Raises `ShapeError`, `ConfigError`.
+    """
+    if config is not None and not isinstance(config, RopeConfig):
+        raise ConfigError(f"config: got {type(config).__name__}, a RopeConfig or None is needed")
+    rows = token_rows(before, after, positions, layout, config or RopeConfig(mode="neox"))
+    given = None if config is None else config.for_head_dim(rows.head_dim)
+    error = _distance(rows)
+    if error <= rounding(rows.dtype) / 100:
+        zero = " Every position is 0, where no rotation shows." if not rows.positions.any() else ""
+        return _none((), given, f"None of these: after equals before, nothing was rotated.{zero}")
+    sample = rows.sample()
+    more = () if given is None else tuple(
+        dict.fromkeys(pairing_of(variant, rows.head_dim) for variant in variants_of(given, rows.head_dim))
+    )  # fmt: skip
+    pairings = possible_pairings(sample, more)
+    if not pairings:
+        text = (
+            "None of these: after is no rotation of before, because no pairing of elements keeps the length of pairs."
+        )
+        return _none((), given, text)
+    search = Search(sample, pairings, given)
+    if search.turns_nothing():
+        return _none((), given, "None of these: no pair of elements turns; after is before times a factor.")
+    checked: list[Hypothesis] = []
+    for trials in search.stages():
+        checked = _ranked(rows, [*_checked(sample, trials), *checked], given)
+        if any(hypothesis.fits for hypothesis in checked):
+            break
+    checked = _ranked(rows, [_again(rows, hypothesis) for hypothesis in checked[:_SHOWN]], given)
+    if not checked or not checked[0].fits:
+        kinds = " or ".join(dict.fromkeys({"halves": "NEOX", "neighbours": "NORMAL"}[p.kind] for p in pairings))
+        text = (
+            f"None of these: pairs of elements turn ({kinds}), but by no frequencies that were tried. YaRN, frequency "
+            "factors and section modes are found with the model's configuration only."
+        )
+        return _none(tuple(checked), given, text)
+    return _found(rows, checked, given)
+
+
+def _found(rows: TokenRows, checked: list[Hypothesis], given: RopeConfig | None) -> Identification:
+    best = checked[0]
+    equal = tuple(h for h in checked[1:] if h.fits and _as_good(rows, h.nmse, best.nmse))
+    sentence = f"{best}."
+    if best.angles != ANGLE_KINDS:
+        sentence += f" Angles: {' or '.join(best.angles)}."
+    if equal:
+        sentence += f" These positions do not tell it from: {'; '.join(map(str, equal))}."
+    if given is None:
+        return Identification(tuple(checked), best, equal, (), None, sentence)
+    different = differences_from(best.config, best.forward, best.offset, given)
+    text = f"It is {one_of(list(different))}." if different else "This is what the config says."
+    return Identification(tuple(checked), best, equal, different, not different, f"{sentence} {text}")
+
+
+def _none(checked: tuple[Hypothesis, ...], given: RopeConfig | None, sentence: str) -> Identification:
+    return Identification(checked, None, (), (), None if given is None else False, sentence)
+
+
+def _distance(rows: TokenRows) -> float:
+    error = power = 0.0
+    for _, before, after in rows.chunks():
+        error += float(np.sum((after - before.astype(rows.after.dtype).astype(np.float64)) ** 2))
+        power += float(np.sum(before**2))
+    return error / power
+
+
+def _checked(rows: TokenRows, trials: list[Trial]) -> list[Hypothesis]:
+    found = []
+    for trial in trials:
+        if trial.error < 0.05 or trial is trials[0]:
+            found.append(_hypothesis(rows, trial.config, trial.forward, trial.offset))
+    return found
+
+
+def _again(rows: TokenRows, hypothesis: Hypothesis) -> Hypothesis:
+    return _hypothesis(rows, hypothesis.config, hypothesis.forward, hypothesis.offset)
+
+
+def _hypothesis(rows: TokenRows, config: RopeConfig, forward: bool, offset: int) -> Hypothesis:
+    errors = {kind: error_of(rows, config, forward, offset, kind) for kind in ANGLE_KINDS}
+    limits = {kind: limit_of(rows, config, offset, kind) for kind in ANGLE_KINDS}
+    least = min(errors.values())
+    kinds = tuple(kind for kind in ANGLE_KINDS if _as_good(rows, errors[kind], least) and errors[kind] <= limits[kind])
+    first = min(kinds, key=ANGLE_KINDS.index) if kinds else min(errors, key=lambda kind: errors[kind])
+    angles: Any = "ggml" if first == "ggml" else "exact"
+    return Hypothesis(
+        replace(config, angles=angles), forward, offset, kinds, errors[first], limits[first], rows.head_dim
+    )
+
+
+def _as_good(rows: TokenRows, error: float, best: float) -> bool:
+    """Whether an error is larger than the best one by chance only."""
+    floor: float = {"f32": 5e-15, "f64": 1e-30}.get(rows.dtype) or limit_for(rows.dtype, rows.elements)
+    if best <= floor:
+        return error <= best * (1 + _CHANCE / rows.elements)
+    # What remains are roundings of tables, of which there are fewer than elements.
+    count = rows.positions.shape[1] * rows.head_dim / 2
+    return error <= best * (1 + min(3.0, max(0.1, _CHANCE / count)))
+
+
+def _ranked(rows: TokenRows, checked: list[Hypothesis], given: RopeConfig | None) -> list[Hypothesis]:
+    """Return each hypothesis once, those that explain the tensors as well as the best first, by how usual they are."""
+    once = {(h.config, h.forward, h.offset): h for h in checked}
+    if not once:
+        return []
+    best = min(h.nmse for h in once.values())
+
+    def key(h: Hypothesis) -> tuple[bool, bool, float, float]:
+        equal = _as_good(rows, h.nmse, best)
+        usual = unusual(h.config, h.forward, h.offset, h.head_dim, given)
+        return not h.fits, not equal, usual if equal else h.nmse, h.nmse
+
+    ranked: list[Hypothesis] = []
+    for hypothesis in sorted(once.values(), key=key):
+        if not any(_nearly_same(hypothesis, better) for better in ranked):
+            ranked.append(hypothesis)
+    return ranked
+
+
+def _nearly_same(one: Hypothesis, other: Hypothesis) -> bool:
+    """Whether two hypotheses differ by a little in the base only: a more usual one is enough."""
+    near = abs(math.log(one.config.freq_base / other.config.freq_base)) < _NEAR_BASES
+    alike = replace(one.config, freq_base=other.config.freq_base, angles=other.config.angles) == other.config
+    return near and alike and (one.forward, one.offset) == (other.forward, other.offset)
