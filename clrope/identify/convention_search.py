@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 
@@ -39,6 +38,7 @@ _SCALES = np.array(KNOWN_SCALES)
 _LOG_BASES = np.log(np.array(KNOWN_BASES))
 #: Pairings that the slower stages look at.
 _FEW_PAIRINGS = 10
+_FEW_LINES = 6
 #: A number replaces a fitted one if it raises the squares of the angles that are left by no more than chance may.
 _CHANCE = 25.0
 _OFFSETS = (1 << 12, 1 << 18)
@@ -116,26 +116,42 @@ class Search:
 
     def with_offset(self) -> list[Trial]:
         """Return conventions whose positions are moved by a constant, by differences of positions where there are."""
-        found = []
+        found: list[Trial] = []
         for pairing in self.pairings[:_FEW_PAIRINGS]:
             phasors = self.phasors(pairing)
             turns = differences(phasors, self.positions)
-            if not len(turns.distance):
-                lines = [Line(log, 1.0, sign) for log in _LOG_BASES for sign in (1, -1)]
-            else:
-                lines = [line for _, line in best_of_grid(_some(turns), _SCALES, _LOG_BASES, 6)]
-                lines += [line for scale in (1.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0)
-                          for line in islice(_by_score(turns, search_base(turns, scale)), 2)]  # fmt: skip
+            lines = self._offset_free(turns)
             for most in _OFFSETS:
                 moved = [m for line in lines for m in search_offset(phasors, self.positions, line, most)]
-                near = self._nearest(pairing, moved, 6)
+                near = self._nearest(pairing, moved, 3)
                 found += [self._trial_of(pairing, line) for line in near]
-                found += [self._rounded(pairing, refined(absolute_moved(phasors, self.positions, line), line, "base"))
-                          for line in near]  # fmt: skip
+                found += [self._rounded(pairing, line) for line in self._valley(pairing, near)]
                 if found and min(trial.error for trial in found) < 4 * phasors.floor + 1e-9:
                     break
         best = _best(found)
         return _best([*best, *self._alternatives(best[:2])])
+
+    def _offset_free(self, turns: Turns) -> list[Line]:
+        """Return the few lines that explain differences of positions best; of known bases where there are none."""
+        if not len(turns.distance):
+            return [Line(float(log), 1.0, sign) for log in _LOG_BASES for sign in (1, -1)]
+        scored = [(score_of(turns, line), line) for _, line in best_of_grid(_some(turns), _SCALES, _LOG_BASES, 6)]
+        for scale in KNOWN_SCALES:
+            scored += [(score_of(turns, line), line) for line in search_base(turns, scale)]
+        scored.sort(key=lambda row: -row[0])
+        worst = 5 * (1 - scored[0][0]) + 1e-9
+        return [line for score, line in scored if 1 - score <= worst][:_FEW_LINES]
+
+    def _valley(self, pairing: Pairing, lines: list[Line]) -> list[Line]:
+        """Return the lines with the base fitted, and those of the best one's neighbouring offsets: the two trade."""
+        phasors = self.phasors(pairing)
+
+        def fit(line: Line) -> Line:
+            return refined(absolute_moved(phasors, self.positions, line), line, "base")
+
+        best = self._nearest(pairing, [fit(line) for line in lines], 3)
+        around = [fit(replace(line, offset=line.offset + d)) for line in best[:1] for d in range(-4, 5) if d]
+        return self._nearest(pairing, [*best, *around], 3)
 
     def fitted_line(self) -> list[Trial]:
         """Return conventions with a base and a scale that are both fitted."""
@@ -263,11 +279,9 @@ def absolute_moved(phasors: Phasors, positions: F64, line: Line) -> Turns:
     return turns if line.offset else absolute(phasors, positions)
 
 
-def _by_score(turns: Turns, lines: list[Line]) -> Iterator[Line]:
-    def score(line: Line) -> float:
-        return -float(scores(turns, line.omega(turns.exponents)[None])[0 if line.sign == 1 else 1][0])
-
-    yield from sorted(lines, key=score)
+def score_of(turns: Turns, line: Line) -> float:
+    """Return the score of one line."""
+    return float(scores(turns, line.omega(turns.exponents)[None])[0 if line.sign == 1 else 1][0])
 
 
 def _some(turns: Turns) -> Turns:
@@ -280,6 +294,16 @@ def _some(turns: Turns) -> Turns:
 
 
 def _best(trials: list[Trial]) -> list[Trial]:
-    """Return the few trials with the least error, each convention once."""
-    once = {(t.config, t.forward, t.offset): t for t in trials}
-    return sorted(once.values(), key=lambda trial: trial.error)[:12]
+    """Return the trials with the least error, of those that differ little in the base two: the best, the plainest."""
+    groups: dict[object, list[Trial]] = {}
+    for trial in sorted(trials, key=lambda trial: trial.error):
+        config = trial.config
+        key = (replace(config, freq_base=1.0, ext_factor=0.0, attn_factor=1.0), config.ext_factor, trial.forward,
+               trial.offset, round(float(np.log(config.freq_base)) * 20))  # fmt: skip
+        groups.setdefault(key, []).append(trial)
+    best = []
+    for group in groups.values():
+        near = [trial for trial in group if trial.error <= 1.1 * group[0].error + 1e-15]
+        plain = min(near, key=lambda trial: len(f"{trial.config.freq_base:.13g}".rstrip("0")))
+        best += [group[0], plain] if plain != group[0] else [plain]
+    return sorted(best, key=lambda trial: trial.error)[:16]

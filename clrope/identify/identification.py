@@ -19,8 +19,9 @@ from .tokens import TokenRows, token_rows
 from .wording import convention_text, differences_from, one_of
 
 _SHOWN = 8
+_KINDS_OF = 6
 #: Of two errors that both are rounding, the smaller one is no better if it is smaller by chance.
-_CHANCE = 32.0
+_CHANCE = 100.0
 _NEAR_BASES = 0.02
 
 
@@ -142,7 +143,7 @@ def identify(
         return _none((), given, "None of these: no pair of elements turns; after is before times a factor.")
     checked: list[Hypothesis] = []
     for trials in search.stages():
-        checked = _ranked(rows, [*_checked(sample, trials), *checked], given)
+        checked = _ranked(rows, [*_checked(sample, trials, given), *checked], given)
         if any(hypothesis.fits for hypothesis in checked):
             break
     checked = _ranked(rows, [_again(rows, hypothesis) for hypothesis in checked[:_SHOWN]], given)
@@ -183,23 +184,25 @@ def _distance(rows: TokenRows) -> float:
     return error / power
 
 
-def _checked(rows: TokenRows, trials: list[Trial]) -> list[Hypothesis]:
-    found = []
-    for trial in trials:
-        if trial.error < 0.05 or trial is trials[0]:
-            found.append(_hypothesis(rows, trial.config, trial.forward, trial.offset))
-    return found
+def _checked(rows: TokenRows, trials: list[Trial], given: RopeConfig | None) -> list[Hypothesis]:
+    """Return hypotheses of the trials: those of the best few with every kind of angles, the others with exact ones."""
+    near = [trial for trial in trials if trial.error < 0.05 or trial is trials[0]]
+    first = [_hypothesis(rows, trial.config, trial.forward, trial.offset, ("exact",)) for trial in near]
+    ranked = _ranked(rows, first, given)
+    return [_again(rows, hypothesis) for hypothesis in ranked[:_KINDS_OF]] + ranked[_KINDS_OF:]
 
 
 def _again(rows: TokenRows, hypothesis: Hypothesis) -> Hypothesis:
     return _hypothesis(rows, hypothesis.config, hypothesis.forward, hypothesis.offset)
 
 
-def _hypothesis(rows: TokenRows, config: RopeConfig, forward: bool, offset: int) -> Hypothesis:
-    errors = {kind: error_of(rows, config, forward, offset, kind) for kind in ANGLE_KINDS}
-    limits = {kind: limit_of(rows, config, offset, kind) for kind in ANGLE_KINDS}
+def _hypothesis(
+    rows: TokenRows, config: RopeConfig, forward: bool, offset: int, tried: tuple[AngleKind, ...] = ANGLE_KINDS
+) -> Hypothesis:
+    errors = {kind: error_of(rows, config, forward, offset, kind) for kind in tried}
+    limits = {kind: limit_of(rows, config, offset, kind) for kind in tried}
     least = min(errors.values())
-    kinds = tuple(kind for kind in ANGLE_KINDS if _as_good(rows, errors[kind], least) and errors[kind] <= limits[kind])
+    kinds = tuple(kind for kind in tried if _as_good(rows, errors[kind], least) and errors[kind] <= limits[kind])
     first = min(kinds, key=ANGLE_KINDS.index) if kinds else min(errors, key=lambda kind: errors[kind])
     angles: Any = "ggml" if first == "ggml" else "exact"
     return Hypothesis(

@@ -24,6 +24,9 @@ _STEP = 0.7
 _MOST_TRIALS = 400_000
 _CHUNK = 1 << 21
 _KEPT = 8
+#: Sigmas of a base that is looked for around a fitted one: the differences of rows are not independent.
+_SURE = 12.0
+_MOST_BASES = 60
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class Line:
 
     def omega(self, exponents: F64) -> F64:
         """Return radians per position, float64[pairs]; exponents are 2 i / n_dims."""
-        return np.multiply(self.scale, np.exp(-exponents * self.log_base), dtype=np.float64)
+        omega: F64 = np.asarray(np.exp(-exponents * self.log_base), np.float64) * self.scale
+        return omega
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,24 +172,24 @@ def refined(turns: Turns, line: Line, free: str) -> Line:
 
 
 def search_offset(phasors: Phasors, positions: F64, line: Line, most: int) -> list[Line]:
-    """Return the line with the offsets, up to ±most, that explain the rows best."""
+    """Return the line with the offsets, up to ±most, that explain the rows best; the base moves as it is known."""
     x = exponents_of(phasors)
-    reach = 4 * line.spread
-    step = _STEP * np.e * max(line.log_base, 1.0) / (line.scale * most)
-    count = int(min(32, np.ceil(reach / step)))
+    reach = min(0.5, _SURE * line.spread)
+    step = _STEP * np.e * line.log_base / (line.scale * (most + float(np.abs(positions).max())))
+    count = int(min(_MOST_BASES, np.ceil(reach / step)))
+    side = int(np.ceil(np.sqrt(2 * most + 1)))
+    low, high = np.arange(side), np.arange(side) * side - most
     best: list[tuple[float, Line]] = []
-    for log_base in line.log_base + np.linspace(-reach, reach, 2 * count + 1) if count else [line.log_base]:
-        tried = replace(line, log_base=float(log_base))
-        omega = tried.omega(x)
-        left = np.sum(phasors.product * np.exp(-1j * line.sign * omega * positions[:, None]), axis=0)
-        side = int(np.ceil(np.sqrt(2 * most + 1)))
-        high = np.arange(side) * side - most
-        low = np.arange(side)
-        outer = left * np.exp(-1j * line.sign * omega * high[:, None])
-        score = (outer @ np.exp(-1j * line.sign * omega * low[:, None]).T).real.ravel()
-        for k in np.argsort(score)[::-1][:3]:
-            best.append((float(score[k]), replace(tried, offset=int(high[k // side] + k % side))))
-    return [line for _, line in sorted(best, key=lambda row: -row[0])[:4]]
+    for moved in np.linspace(-reach, reach, 2 * count + 1) if count else np.zeros(1):
+        tried = replace(line, log_base=float(np.clip(line.log_base + moved, *_LOG_BASES)))
+        omega = tried.omega(x) * line.sign
+        left = np.sum(phasors.product * np.exp(-1j * omega * positions[:, None]), axis=0)
+        # exp of a sum is a product: a matrix of low times high parts holds the scores of all offsets.
+        outer = left * np.exp(-1j * omega * high[:, None])
+        score = (outer @ np.exp(-1j * omega * low[:, None]).T).real.ravel()
+        k = int(np.argmax(score))
+        best.append((float(score[k]), replace(tried, offset=int(high[k // side] + k % side))))
+    return [line for _, line in sorted(best, key=lambda row: -row[0])[:3]]
 
 
 def _base_grid(reach: float) -> F64:
