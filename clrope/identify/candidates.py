@@ -46,11 +46,14 @@ def unusual(config: RopeConfig, forward: bool, offset: int, head_dim: int, given
         cost += 0.1 * KNOWN_BASES.index(config.freq_base)
     else:
         cost += 1.8 + 0.15 * len(f"{config.freq_base:.12g}".replace(".", "").rstrip("0"))
+        cost += 1.5 * (not 500 <= config.freq_base <= 2e8)
     if config.freq_scale != 1:
         cost += 1.5 + 0.1 * KNOWN_SCALES.index(config.freq_scale) if config.freq_scale in KNOWN_SCALES else 6.0
     if config.ext_factor or config.freq_factors or config.uses_sections:
         cost += 1.0
-    return cost + 1.2 * (not forward) + 2.5 * (offset != 0) + 1.0 * (magnitude_of(config) != 1)
+    if offset:
+        cost += 2.5 + 0.1 * math.log(abs(offset))
+    return cost + 1.2 * (not forward) + 1.0 * (magnitude_of(config) != 1)
 
 
 def changed_fields(config: RopeConfig, given: RopeConfig) -> list[str]:

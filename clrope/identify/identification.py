@@ -18,7 +18,7 @@ from .pairings import possible_pairings, rounding
 from .tokens import TokenRows, token_rows
 from .wording import convention_text, differences_from, one_of
 
-_SHOWN = 8
+_SHOWN = 12
 _KINDS_OF = 6
 #: Of two errors that both are rounding, the smaller one is no better if it is smaller by chance.
 _CHANCE = 100.0
@@ -159,7 +159,7 @@ def identify(
 
 def _found(rows: TokenRows, checked: list[Hypothesis], given: RopeConfig | None) -> Identification:
     best = checked[0]
-    equal = tuple(h for h in checked[1:] if h.fits and _as_good(rows, h.nmse, best.nmse))
+    equal = tuple(h for h in checked[1:] if h.fits and _as_good(rows, h.config, h.nmse, best.nmse))
     sentence = f"{best}."
     if best.angles != ANGLE_KINDS:
         sentence += f" Angles: {' or '.join(best.angles)}."
@@ -202,7 +202,9 @@ def _hypothesis(
     errors = {kind: error_of(rows, config, forward, offset, kind) for kind in tried}
     limits = {kind: limit_of(rows, config, offset, kind) for kind in tried}
     least = min(errors.values())
-    kinds = tuple(kind for kind in tried if _as_good(rows, errors[kind], least) and errors[kind] <= limits[kind])
+    kinds = tuple(
+        kind for kind in tried if _as_good(rows, config, errors[kind], least) and errors[kind] <= limits[kind]
+    )
     first = min(kinds, key=ANGLE_KINDS.index) if kinds else min(errors, key=lambda kind: errors[kind])
     angles: Any = "ggml" if first == "ggml" else "exact"
     return Hypothesis(
@@ -210,14 +212,15 @@ def _hypothesis(
     )
 
 
-def _as_good(rows: TokenRows, error: float, best: float) -> bool:
+def _as_good(rows: TokenRows, config: RopeConfig, error: float, best: float) -> bool:
     """Whether an error is larger than the best one by chance only."""
     floor: float = {"f32": 5e-15, "f64": 1e-30}.get(rows.dtype) or limit_for(rows.dtype, rows.elements)
+    pairs = config.n_pairs(rows.head_dim)
     if best <= floor:
-        return error <= best * (1 + _CHANCE / rows.elements)
+        count = 2 * pairs * rows.elements // rows.head_dim
+        return bool(error <= best * (1 + max(0.004, _CHANCE / count)))
     # What remains are roundings of tables, of which there are fewer than elements.
-    count = rows.positions.shape[1] * rows.head_dim / 2
-    return error <= best * (1 + min(3.0, max(0.1, _CHANCE / count)))
+    return error <= best * (1 + min(3.0, max(0.1, _CHANCE / (rows.positions.shape[1] * pairs))))
 
 
 def _ranked(rows: TokenRows, checked: list[Hypothesis], given: RopeConfig | None) -> list[Hypothesis]:
@@ -228,7 +231,7 @@ def _ranked(rows: TokenRows, checked: list[Hypothesis], given: RopeConfig | None
     best = min(h.nmse for h in once.values())
 
     def key(h: Hypothesis) -> tuple[bool, bool, float, float]:
-        equal = _as_good(rows, h.nmse, best)
+        equal = _as_good(rows, h.config, h.nmse, best)
         usual = unusual(h.config, h.forward, h.offset, h.head_dim, given)
         return not h.fits, not equal, usual if equal else h.nmse, h.nmse
 

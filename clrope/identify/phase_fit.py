@@ -25,8 +25,10 @@ _MOST_TRIALS = 400_000
 _CHUNK = 1 << 21
 _KEPT = 8
 #: Sigmas of a base that is looked for around a fitted one: the differences of rows are not independent.
-_SURE = 12.0
-_MOST_BASES = 60
+_SURE = 30.0
+#: Bases that are tried for a few thousand offsets, and for more.
+_MOST_BASES = (200, 40)
+_FEW_OFFSETS = 1 << 13
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,7 @@ class Line:
 
     def omega(self, exponents: F64) -> F64:
         """Return radians per position, float64[pairs]; exponents are 2 i / n_dims."""
-        omega: F64 = np.asarray(np.exp(-exponents * self.log_base), np.float64) * self.scale
-        return omega
+        return np.exp(-exponents * self.log_base).astype(np.float64) * self.scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +66,7 @@ class Turns:
 
 def exponents_of(phasors: Phasors) -> F64:
     """Return 2 i / n_dims of every pair."""
-    return np.arange(phasors.pairing.pairs) * (2 / phasors.pairing.n_dims)
+    return np.arange(phasors.pairing.pairs, dtype=np.float64) * (2 / phasors.pairing.n_dims)
 
 
 def absolute(phasors: Phasors, positions: F64) -> Turns:
@@ -176,7 +177,7 @@ def search_offset(phasors: Phasors, positions: F64, line: Line, most: int) -> li
     x = exponents_of(phasors)
     reach = min(0.5, _SURE * line.spread)
     step = _STEP * np.e * line.log_base / (line.scale * (most + float(np.abs(positions).max())))
-    count = int(min(_MOST_BASES, np.ceil(reach / step)))
+    count = int(min(_MOST_BASES[most > _FEW_OFFSETS], np.ceil(reach / step)))
     side = int(np.ceil(np.sqrt(2 * most + 1)))
     low, high = np.arange(side), np.arange(side) * side - most
     best: list[tuple[float, Line]] = []
