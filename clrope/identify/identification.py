@@ -201,11 +201,10 @@ def _hypothesis(
 ) -> Hypothesis:
     errors = {kind: error_of(rows, config, forward, offset, kind) for kind in tried}
     limits = {kind: limit_of(rows, config, offset, kind) for kind in tried}
-    least = min(errors.values())
-    kinds = tuple(
-        kind for kind in tried if _as_good(rows, config, errors[kind], least) and errors[kind] <= limits[kind]
-    )
-    first = min(kinds, key=ANGLE_KINDS.index) if kinds else min(errors, key=lambda kind: errors[kind])
+    fitting = [kind for kind in tried if errors[kind] <= limits[kind]]
+    least = min((errors[kind] for kind in fitting), default=0.0)
+    kinds = tuple(kind for kind in fitting if _as_good(rows, config, errors[kind], least))
+    first = kinds[0] if kinds else min(tried, key=lambda kind: errors[kind])
     angles: Any = "ggml" if first == "ggml" else "exact"
     return Hypothesis(
         replace(config, angles=angles), forward, offset, kinds, errors[first], limits[first], rows.head_dim
@@ -218,9 +217,10 @@ def _as_good(rows: TokenRows, config: RopeConfig, error: float, best: float) -> 
     pairs = config.n_pairs(rows.head_dim)
     if best <= floor:
         count = 2 * pairs * rows.elements // rows.head_dim
-        return bool(error <= best * (1 + max(0.004, _CHANCE / count)))
+        return error <= best * (1 + max(0.004, _CHANCE / count))
     # What remains are roundings of tables, of which there are fewer than elements.
-    return error <= best * (1 + min(3.0, max(0.1, _CHANCE / (rows.positions.shape[1] * pairs))))
+    tables = int(rows.positions.shape[1]) * pairs
+    return error <= best * (1 + min(3.0, max(0.1, _CHANCE / tables)))
 
 
 def _ranked(rows: TokenRows, checked: list[Hypothesis], given: RopeConfig | None) -> list[Hypothesis]:
