@@ -22,11 +22,16 @@ _ROUNDINGS = 4
 _FLOAT32_ANGLE = 2.0**-22
 
 
-def error_of(rows: TokenRows, config: RopeConfig, forward: bool, offset: int, kind: AngleKind) -> float:
-    """Return the NMSE of after against before rotated in float64 by a convention with that kind of angles."""
+def error_of(rows: TokenRows, config: RopeConfig, forward: bool, offset: int, kind: AngleKind) -> tuple[float, float]:
+    """Return how after differs from before rotated in float64 by a convention with that kind of angles.
+
+    That is the NMSE, and the share of values that differ after rounding to the storage type.
+    """
     first, second = pair_indices(config)
     positions = rows.positions + offset
     error = power = 0.0
+    different = 0
+    storage = rows.after.dtype
     for part, before, after in rows.chunks():
         cos, sin = (table[:, None, :] for table in _cos_sin(positions[:, part], config, kind))
         if not forward:
@@ -35,7 +40,8 @@ def error_of(rows: TokenRows, config: RopeConfig, forward: bool, offset: int, ki
         before[..., first], before[..., second] = x0 * cos - x1 * sin, x0 * sin + x1 * cos
         error += float(np.sum((after - before) ** 2))
         power += float(np.sum(before**2))
-    return error / power if power else float("inf")
+        different += int(np.count_nonzero(before.astype(storage) != after.astype(storage)))
+    return (error / power if power else float("inf")), different / rows.elements
 
 
 def limit_of(rows: TokenRows, config: RopeConfig, offset: int, kind: AngleKind) -> float:

@@ -52,7 +52,7 @@ def unusual(config: RopeConfig, forward: bool, offset: int, head_dim: int, given
     if config.ext_factor or config.freq_factors or config.uses_sections:
         cost += 1.0
     if offset:
-        cost += 2.5 + 0.1 * math.log(abs(offset))
+        cost += 2.5 + 0.2 * math.log(abs(offset))
     return cost + 1.2 * (not forward) + 1.0 * (magnitude_of(config) != 1)
 
 

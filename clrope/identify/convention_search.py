@@ -75,6 +75,8 @@ class Search:
         """Yield lists of trials; the first that holds one that fits ends the search."""
         yield [*self.near_given(), *self.known()]
         yield self.fitted_base()
+        yield [*self.known(1), *self.known(-1)]
+        yield [*self.fitted_base(1), *self.fitted_base(-1)]
         yield self.with_offset()
         yield self.fitted_line()
 
@@ -90,26 +92,26 @@ class Search:
         moved = [trial for trial in best[:2] for trial in self._moved(trial)] if best and best[0].error > 1e-4 else []
         return _best([*best, *moved])
 
-    def known(self) -> list[Trial]:
-        """Return the best of known bases and scales without an offset."""
+    def known(self, offset: int = 0) -> list[Trial]:
+        """Return the best of known bases and scales with an offset."""
         found = []
         for pairing in self.pairings:
-            turns = _some(absolute(self.phasors(pairing), self.positions))
+            turns = _some(absolute(self.phasors(pairing), self.positions + offset))
             if len(turns.distance):
-                lines = [line for _, line in best_of_grid(turns, _SCALES, _LOG_BASES, 6)]
+                lines = [replace(line, offset=offset) for _, line in best_of_grid(turns, _SCALES, _LOG_BASES, 6)]
                 found += [self._trial_of(pairing, line) for line in lines]
         best = _best(found)
         return _best([*best, *self._improved(best[:3])])
 
-    def fitted_base(self) -> list[Trial]:
-        """Return the best fitted bases for known scales without an offset."""
+    def fitted_base(self, offset: int = 0) -> list[Trial]:
+        """Return the best fitted bases for known scales with an offset."""
         found = []
         for pairing in self.pairings[:_FEW_PAIRINGS]:
             phasors = self.phasors(pairing)
-            turns = joined(differences(phasors, self.positions), absolute(phasors, self.positions))
+            turns = joined(differences(phasors, self.positions), absolute(phasors, self.positions + offset))
             if len(turns.distance):
                 for scale in KNOWN_SCALES:
-                    lines = search_base(turns, scale)
+                    lines = [replace(line, offset=offset) for line in search_base(turns, scale)]
                     found += [self._rounded(pairing, line) for line in self._nearest(pairing, lines, 2)]
         best = _best(found)
         return _best([*best, *self._alternatives(best[:2])])
@@ -147,7 +149,8 @@ class Search:
     def _offset_free(self, turns: Turns) -> list[Line]:
         """Return the few lines that explain differences of positions best; of known bases where there are none."""
         if not len(turns.distance):
-            return [Line(float(log), 1.0, sign) for log in _LOG_BASES for sign in (1, -1)]
+            # One position: only its product with the scale shows.
+            return [Line(float(log), scale, sign) for scale in (1.0, 0.125) for log in _LOG_BASES for sign in (1, -1)]
         scored = [(score_of(turns, line), line) for _, line in best_of_grid(_some(turns), _SCALES, _LOG_BASES, 6)]
         for scale in KNOWN_SCALES:
             scored += [(score_of(turns, line), line) for line in search_base(turns, scale)]

@@ -23,6 +23,8 @@ _KINDS_OF = 6
 #: Of two errors that both are rounding, the smaller one is no better if it is smaller by chance.
 _CHANCE = 100.0
 _NEAR_BASES = 0.02
+#: Share of values that may differ from a result that was computed precisely and rounded once.
+_ROUNDED_ONCE = 0.05
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Hypothesis:
               'float32' (position times frequency in float32, as torch's models compute them).
     nmse:     error of after against before rotated by this convention in float64.
     limit:    largest NMSE at which the convention counts as the one that was used.
+    differing: share of values that differ from after once the rotation is rounded to its storage type.
     head_dim: elements of a head.
     """
 
@@ -45,6 +48,7 @@ class Hypothesis:
     angles: tuple[AngleKind, ...]
     nmse: float
     limit: float
+    differing: float
     head_dim: int
 
     @property
@@ -65,6 +69,7 @@ class Hypothesis:
             "angles": list(self.angles),
             "nmse": self.nmse if math.isfinite(self.nmse) else None,
             "limit": self.limit,
+            "differing": self.differing,
             "fits": self.fits,
         }
 
@@ -159,7 +164,7 @@ def identify(
 
 def _found(rows: TokenRows, checked: list[Hypothesis], given: RopeConfig | None) -> Identification:
     best = checked[0]
-    equal = tuple(h for h in checked[1:] if h.fits and _as_good(rows, h.config, h.nmse, best.nmse))
+    equal = tuple(h for h in checked[1:] if h.fits and _as_good(rows, h, best))
     sentence = f"{best}."
     if best.angles != ANGLE_KINDS:
         sentence += f" Angles: {' or '.join(best.angles)}."
@@ -199,28 +204,44 @@ def _again(rows: TokenRows, hypothesis: Hypothesis) -> Hypothesis:
 def _hypothesis(
     rows: TokenRows, config: RopeConfig, forward: bool, offset: int, tried: tuple[AngleKind, ...] = ANGLE_KINDS
 ) -> Hypothesis:
-    errors = {kind: error_of(rows, config, forward, offset, kind) for kind in tried}
-    limits = {kind: limit_of(rows, config, offset, kind) for kind in tried}
-    fitting = [kind for kind in tried if errors[kind] <= limits[kind]]
-    least = min((errors[kind] for kind in fitting), default=0.0)
-    kinds = tuple(kind for kind in fitting if _as_good(rows, config, errors[kind], least))
-    first = kinds[0] if kinds else min(tried, key=lambda kind: errors[kind])
-    angles: Any = "ggml" if first == "ggml" else "exact"
-    return Hypothesis(
-        replace(config, angles=angles), forward, offset, kinds, errors[first], limits[first], rows.head_dim
-    )
+    tries = []
+    for kind in tried:
+        nmse, differing = error_of(rows, config, forward, offset, kind)
+        limit = limit_of(rows, config, offset, kind)
+        angles: Any = "ggml" if kind == "ggml" else "exact"
+        tries.append(
+            Hypothesis(replace(config, angles=angles), forward, offset, (kind,), nmse, limit, differing, rows.head_dim)
+        )
+    fitting = [h for h in tries if h.fits]
+    if not fitting:
+        return replace(min(tries, key=lambda h: h.nmse), angles=())
+    equal = _equal(rows, fitting)
+    return replace(equal[0], angles=tuple(h.angles[0] for h in equal))
 
 
-def _as_good(rows: TokenRows, config: RopeConfig, error: float, best: float) -> bool:
-    """Whether an error is larger than the best one by chance only."""
+def _equal(rows: TokenRows, some: list[Hypothesis]) -> list[Hypothesis]:
+    """Return the hypotheses that are worse than the best of them by chance only, in the same order."""
+    closest = min(some, key=lambda h: (h.differing, h.nmse))
+    if closest.differing > _ROUNDED_ONCE:
+        closest = min(some, key=lambda h: h.nmse)
+    return [h for h in some if _as_good(rows, h, closest)]
+
+
+def _as_good(rows: TokenRows, hypothesis: Hypothesis, best: Hypothesis) -> bool:
+    if best.differing <= _ROUNDED_ONCE and rows.dtype not in ("f32", "f64"):
+        # Where after was rounded once, the values that differ tell more than the error: small turns are rounded away.
+        chance = 5 * math.sqrt(best.differing * rows.elements + 1)
+        if (hypothesis.differing - best.differing) * rows.elements <= chance:
+            return True
+        return hypothesis.nmse <= best.nmse and hypothesis.differing <= _ROUNDED_ONCE
     floor: float = {"f32": 5e-15, "f64": 1e-30}.get(rows.dtype) or limit_for(rows.dtype, rows.elements)
-    pairs = config.n_pairs(rows.head_dim)
-    if best <= floor:
+    pairs = hypothesis.config.n_pairs(rows.head_dim)
+    if best.nmse <= floor:
         count = 2 * pairs * rows.elements // rows.head_dim
-        return error <= best * (1 + max(0.004, _CHANCE / count))
+        return hypothesis.nmse <= best.nmse * (1 + max(0.004, _CHANCE / count))
     # What remains are roundings of tables, of which there are fewer than elements.
     tables = int(rows.positions.shape[1]) * pairs
-    return error <= best * (1 + min(3.0, max(0.1, _CHANCE / tables)))
+    return hypothesis.nmse <= best.nmse * (1 + min(3.0, max(0.1, _CHANCE / tables)))
 
 
 def _ranked(rows: TokenRows, checked: list[Hypothesis], given: RopeConfig | None) -> list[Hypothesis]:
@@ -228,10 +249,10 @@ def _ranked(rows: TokenRows, checked: list[Hypothesis], given: RopeConfig | None
     once = {(h.config, h.forward, h.offset): h for h in checked}
     if not once:
         return []
-    best = min(h.nmse for h in once.values())
+    equals = _equal(rows, [h for h in once.values() if h.fits] or list(once.values()))
 
     def key(h: Hypothesis) -> tuple[bool, bool, float, float]:
-        equal = _as_good(rows, h.config, h.nmse, best)
+        equal = h in equals
         usual = unusual(h.config, h.forward, h.offset, h.head_dim, given)
         return not h.fits, not equal, usual if equal else h.nmse, h.nmse
 
