@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from ..angles import magnitude_of
 from ..config import RopeConfig
 from ..errors import ConfigError
 from ..testing import limit_for
 from .angle_kinds import ANGLE_KINDS, AngleKind, error_of, limit_of
-from .candidates import Trial, pairing_of, unusual, variants_of
+from .base_polish import polished_base
+from .candidates import KNOWN_BASES, Trial, pairing_of, unusual, variants_of
 from .convention_search import Search
 from .pairings import possible_pairings, rounding
 from .tokens import TokenRows, token_rows
@@ -25,6 +27,9 @@ _CHANCE = 100.0
 _NEAR_BASES = 0.02
 #: Share of values that may differ from a result that was computed precisely and rounded once.
 _ROUNDED_ONCE = 0.05
+_NEARLY_ROUNDED_ONCE = 0.2
+#: The same of one whose frequencies were not fitted but are those that were used.
+_NONE_DIFFER = 0.003
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,7 @@ def identify(
     for trials in search.stages():
         checked = _ranked(rows, [*_checked(sample, trials, given), *checked], given)
         if any(hypothesis.fits for hypothesis in checked):
+            checked = _ranked(rows, [*_polished(sample, checked), *checked], given)
             break
     checked = _ranked(rows, [_again(rows, hypothesis) for hypothesis in checked[:_SHOWN]], given)
     if not checked or not checked[0].fits:
@@ -197,6 +203,22 @@ def _checked(rows: TokenRows, trials: list[Trial], given: RopeConfig | None) -> 
     return [_again(rows, hypothesis) for hypothesis in ranked[:_KINDS_OF]] + ranked[_KINDS_OF:]
 
 
+def _polished(rows: TokenRows, checked: list[Hypothesis]) -> list[Hypothesis]:
+    """Return hypotheses with bases that rounded values make more exact than phases do."""
+    best = checked[0]
+    known = best.differing <= _NONE_DIFFER and best.config.freq_base in KNOWN_BASES
+    if known or rows.dtype in ("f32", "f64"):
+        return []
+    found = []
+    for h in checked[:_SHOWN]:
+        plain = h.config.ext_factor == 0 and h.config.freq_factors is None and not h.config.uses_sections
+        if h.fits and plain and h.differing <= _NEARLY_ROUNDED_ONCE and h.config.freq_base not in KNOWN_BASES:
+            trial = Trial(h.config, h.forward, h.offset, h.nmse)
+            base = polished_base(rows, trial, magnitude_of(h.config))
+            found.append(_again(rows, replace(h, config=replace(h.config, freq_base=base))))
+    return found
+
+
 def _again(rows: TokenRows, hypothesis: Hypothesis) -> Hypothesis:
     return _hypothesis(rows, hypothesis.config, hypothesis.forward, hypothesis.offset)
 
@@ -228,19 +250,19 @@ def _equal(rows: TokenRows, some: list[Hypothesis]) -> list[Hypothesis]:
 
 
 def _as_good(rows: TokenRows, hypothesis: Hypothesis, best: Hypothesis) -> bool:
-    if best.differing <= _ROUNDED_ONCE and rows.dtype not in ("f32", "f64"):
+    long = rows.dtype in ("f32", "f64")
+    if best.differing <= _ROUNDED_ONCE and not long:
         # Where after was rounded once, the values that differ tell more than the error: small turns are rounded away.
         chance = 5 * math.sqrt(best.differing * rows.elements + 1)
         if (hypothesis.differing - best.differing) * rows.elements <= chance:
             return True
-        return hypothesis.nmse <= best.nmse and hypothesis.differing <= _ROUNDED_ONCE
-    floor: float = {"f32": 5e-15, "f64": 1e-30}.get(rows.dtype) or limit_for(rows.dtype, rows.elements)
+        if best.differing <= _NONE_DIFFER or hypothesis.differing > _ROUNDED_ONCE:
+            return False
     pairs = hypothesis.config.n_pairs(rows.head_dim)
+    floor: float = {"f32": 5e-15, "f64": 1e-30}.get(rows.dtype) or limit_for(rows.dtype, rows.elements)
     if best.nmse <= floor:
         count = 2 * pairs * rows.elements // rows.head_dim
-        # Short types round small turns away, so that pairs seem to turn less than they did.
-        least = 0.004 if rows.dtype in ("f32", "f64") else 0.02
-        return hypothesis.nmse <= best.nmse * (1 + max(least, _CHANCE / count))
+        return hypothesis.nmse <= best.nmse * (1 + max(0.004 if long else 0.02, _CHANCE / count))
     # What remains are roundings of tables, of which there are fewer than elements.
     tables = int(rows.positions.shape[1]) * pairs
     return hypothesis.nmse <= best.nmse * (1 + min(3.0, max(0.1, _CHANCE / tables)))
