@@ -14,7 +14,7 @@ from .candidates import Trial, pairing_of
 from .tokens import TokenRows
 
 #: First step of the logarithm of the base, and how often it is halved.
-_FIRST, _HALVINGS = 0.01, 13
+_FIRST, _HALVINGS = 0.01, 18
 
 
 def polished_base(rows: TokenRows, trial: Trial, magnitude: float) -> float:
@@ -42,6 +42,6 @@ def polished_base(rows: TokenRows, trial: Trial, magnitude: float) -> float:
     base = math.exp(best)
     for digits in range(1, 12):
         rounder = float(f"{base:.{digits}g}")
-        if differing(math.log(rounder)) <= least + math.sqrt(least):
+        if differing(math.log(rounder)) <= least:
             return rounder
     return base

@@ -311,7 +311,7 @@ def _some(turns: Turns) -> Turns:
 
 
 def _best(trials: list[Trial]) -> list[Trial]:
-    """Return the trials with the least error, of those that differ little in the base two: the best, the plainest."""
+    """Return the trials with the least error, of those that differ little in the base the best, the plainest, a known one."""
     groups: dict[object, list[Trial]] = {}
     for trial in sorted(trials, key=lambda trial: trial.error):
         config = trial.config
@@ -322,5 +322,7 @@ def _best(trials: list[Trial]) -> list[Trial]:
     for group in groups.values():
         near = [trial for trial in group if trial.error <= 1.1 * group[0].error + 1e-15]
         plain = min(near, key=lambda trial: len(f"{trial.config.freq_base:.13g}".rstrip("0")))
-        best += [group[0], plain] if plain != group[0] else [plain]
+        # Angles that are not exact move the best base away from a known one.
+        known = [trial for trial in group if trial.config.freq_base in KNOWN_BASES]
+        best += list(dict.fromkeys([group[0], plain, *known[:1]]))
     return sorted(best, key=lambda trial: trial.error)[:16]

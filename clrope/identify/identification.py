@@ -199,7 +199,7 @@ def _checked(rows: TokenRows, trials: list[Trial], given: RopeConfig | None) -> 
     """Return hypotheses of the trials: those of the best few with every kind of angles, the others with exact ones."""
     near = [trial for trial in trials if trial.error < 0.05 or trial is trials[0]]
     first = [_hypothesis(rows, trial.config, trial.forward, trial.offset, ("exact",)) for trial in near]
-    ranked = _ranked(rows, first, given)
+    ranked = _sorted(rows, first, given)
     return [_again(rows, hypothesis) for hypothesis in ranked[:_KINDS_OF]] + ranked[_KINDS_OF:]
 
 
@@ -253,7 +253,7 @@ def _as_good(rows: TokenRows, hypothesis: Hypothesis, best: Hypothesis) -> bool:
     long = rows.dtype in ("f32", "f64")
     if best.differing <= _ROUNDED_ONCE and not long:
         # Where after was rounded once, the values that differ tell more than the error: small turns are rounded away.
-        chance = 5 * math.sqrt(best.differing * rows.elements + 1)
+        chance = 5 * math.sqrt(best.differing * rows.elements + 4)
         if (hypothesis.differing - best.differing) * rows.elements <= chance:
             return True
         if best.differing <= _NONE_DIFFER or hypothesis.differing > _ROUNDED_ONCE:
@@ -268,7 +268,7 @@ def _as_good(rows: TokenRows, hypothesis: Hypothesis, best: Hypothesis) -> bool:
     return hypothesis.nmse <= best.nmse * (1 + min(3.0, max(0.1, _CHANCE / tables)))
 
 
-def _ranked(rows: TokenRows, checked: list[Hypothesis], given: RopeConfig | None) -> list[Hypothesis]:
+def _sorted(rows: TokenRows, checked: list[Hypothesis], given: RopeConfig | None) -> list[Hypothesis]:
     """Return each hypothesis once, those that explain the tensors as well as the best first, by how usual they are."""
     once = {(h.config, h.forward, h.offset): h for h in checked}
     if not once:
@@ -280,8 +280,13 @@ def _ranked(rows: TokenRows, checked: list[Hypothesis], given: RopeConfig | None
         usual = unusual(h.config, h.forward, h.offset, h.head_dim, given)
         return not h.fits, not equal, usual if equal else h.nmse, h.nmse
 
+    return sorted(once.values(), key=key)
+
+
+def _ranked(rows: TokenRows, checked: list[Hypothesis], given: RopeConfig | None) -> list[Hypothesis]:
+    """Return the sorted hypotheses without those that are nearly the same as a better one."""
     ranked: list[Hypothesis] = []
-    for hypothesis in sorted(once.values(), key=key):
+    for hypothesis in _sorted(rows, checked, given):
         if not any(_nearly_same(hypothesis, better) for better in ranked):
             ranked.append(hypothesis)
     return ranked

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..angles import magnitude_of
 from ..config import RopeConfig
 from .candidates import changed_fields
@@ -11,7 +13,7 @@ _SCALING = {"freq_factors": "frequency factors", "ext_factor": "YaRN"}
 
 def number(value: float) -> str:
     """Return a number without zeros or an exponent that it does not need."""
-    return f"{value:.12g}" if abs(value) < 1e-4 or abs(value) >= 1e12 else f"{value:.12f}".rstrip("0").rstrip(".")
+    return np.format_float_positional(value, trim="-")
 
 
 def convention_text(config: RopeConfig, head_dim: int, forward: bool = True, offset: int = 0) -> str:
