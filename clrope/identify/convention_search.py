@@ -19,7 +19,7 @@ from .candidates import (
 )
 from .pairings import Pairing, Phasors, measure
 from .phase_fit import (
-    Line,
+    FrequencyLine,
     Turns,
     absolute,
     best_of_grid,
@@ -146,11 +146,16 @@ class Search:
                     found.append(self.trial(replace(trial.config, freq_scale=abs(scale)), scale > 0, int(offset)))
         return found
 
-    def _offset_free(self, turns: Turns) -> list[Line]:
+    def _offset_free(self, turns: Turns) -> list[FrequencyLine]:
         """Return the few lines that explain differences of positions best; of known bases where there are none."""
         if not len(turns.distance):
             # One position: only its product with the scale shows.
-            return [Line(float(log), scale, sign) for scale in (1.0, 0.125) for log in _LOG_BASES for sign in (1, -1)]
+            return [
+                FrequencyLine(float(log), scale, sign)
+                for scale in (1.0, 0.125)
+                for log in _LOG_BASES
+                for sign in (1, -1)
+            ]
         scored = [(score_of(turns, line), line) for _, line in best_of_grid(_some(turns), _SCALES, _LOG_BASES, 6)]
         for scale in KNOWN_SCALES:
             scored += [(score_of(turns, line), line) for line in search_base(turns, scale)]
@@ -159,11 +164,11 @@ class Search:
         once = {(line.scale, line.sign, round(line.log_base, 5)): line for score, line in scored if 1 - score <= worst}
         return list(once.values())[:_FEW_LINES]
 
-    def _valley(self, pairing: Pairing, lines: list[Line]) -> list[Line]:
+    def _valley(self, pairing: Pairing, lines: list[FrequencyLine]) -> list[FrequencyLine]:
         """Return the lines with the base fitted, and those of the best one's neighbouring offsets: the two trade."""
         phasors = self.phasors(pairing)
 
-        def fit(line: Line) -> Line:
+        def fit(line: FrequencyLine) -> FrequencyLine:
             return refined(absolute_moved(phasors, self.positions, line), line, "base")
 
         best = self._nearest(pairing, [fit(line) for line in lines], 3)
@@ -201,7 +206,7 @@ class Search:
                 return round(measured, digits)
         return measured
 
-    def _trial_of(self, pairing: Pairing, line: Line) -> Trial:
+    def _trial_of(self, pairing: Pairing, line: FrequencyLine) -> Trial:
         base = float(f"{np.exp(line.log_base):.13g}")
         config = RopeConfig(
             mode="normal" if pairing.kind == "neighbours" else "neox",
@@ -212,15 +217,15 @@ class Search:
         )
         return self.trial(config, line.sign == 1, line.offset)
 
-    def _excess(self, pairing: Pairing, line: Line) -> float:
+    def _excess(self, pairing: Pairing, line: FrequencyLine) -> float:
         phasors = self.phasors(pairing)
         turned = line.sign * line.omega(exponents_of(phasors)) * (self.positions[:, None] + line.offset)
         return phasors.excess(phasors.product, turned)
 
-    def _nearest(self, pairing: Pairing, lines: Iterable[Line], count: int) -> list[Line]:
+    def _nearest(self, pairing: Pairing, lines: Iterable[FrequencyLine], count: int) -> list[FrequencyLine]:
         return sorted(set(lines), key=lambda line: self._excess(pairing, line))[:count]
 
-    def _rounded(self, pairing: Pairing, line: Line) -> Trial:
+    def _rounded(self, pairing: Pairing, line: FrequencyLine) -> Trial:
         """Return the trial of a fitted line with the roundest base, and scale, that explain the tokens as well."""
         phasors = self.phasors(pairing)
         turns = absolute_moved(phasors, self.positions, line)
@@ -238,7 +243,7 @@ class Search:
                 return self._trial_of(pairing, tried)
         return self._trial_of(pairing, line)
 
-    def _as_good(self, pairing: Pairing, tried: Line, line: Line) -> bool:
+    def _as_good(self, pairing: Pairing, tried: FrequencyLine, line: FrequencyLine) -> bool:
         now, best = self._excess(pairing, tried), self._excess(pairing, line)
         return now - best <= _CHANCE * best / max(4, self.phasors(pairing).product.size) + 1e-18
 
@@ -285,18 +290,20 @@ class Search:
             found += [self.trial(config, sign == 1, int(offsets[k])) for k in np.argsort(score)[::-1][:2]]
         return found
 
-    def _line_of(self, trial: Trial) -> Line:
+    def _line_of(self, trial: Trial) -> FrequencyLine:
         config = trial.config
-        return Line(float(np.log(config.freq_base)), config.freq_scale, 1 if trial.forward else -1, trial.offset)
+        return FrequencyLine(
+            float(np.log(config.freq_base)), config.freq_scale, 1 if trial.forward else -1, trial.offset
+        )
 
 
-def absolute_moved(phasors: Phasors, positions: F64, line: Line) -> Turns:
+def absolute_moved(phasors: Phasors, positions: F64, line: FrequencyLine) -> Turns:
     """Return the turns of the rows at their positions; the line adds its own offset."""
     turns = Turns(positions, phasors.product, exponents_of(phasors))
     return turns if line.offset else absolute(phasors, positions)
 
 
-def score_of(turns: Turns, line: Line) -> float:
+def score_of(turns: Turns, line: FrequencyLine) -> float:
     """Return the score of one line."""
     return float(scores(turns, line.omega(turns.exponents)[None])[0 if line.sign == 1 else 1][0])
 
@@ -311,7 +318,7 @@ def _some(turns: Turns) -> Turns:
 
 
 def _best(trials: list[Trial]) -> list[Trial]:
-    """Return the trials with the least error, of those that differ little in the base the best, the plainest, a known one."""
+    """Return the trials with the least error; of those that differ little in the base the best, plainest and known."""
     groups: dict[object, list[Trial]] = {}
     for trial in sorted(trials, key=lambda trial: trial.error):
         config = trial.config

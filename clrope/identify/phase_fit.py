@@ -32,7 +32,7 @@ _FEW_OFFSETS = 1 << 13
 
 
 @dataclass(frozen=True)
-class Line:
+class FrequencyLine:
     """Frequencies on a line in logarithms, and how precisely the base is known.
 
     sign: 1 forward, -1 inverse. offset: what was added to every position. spread: one sigma of log_base.
@@ -118,25 +118,25 @@ def scores(turns: Turns, omega: F64) -> tuple[F64, F64]:
     return forward, inverse
 
 
-def best_of_grid(turns: Turns, scales: F64, log_bases: F64, kept: int = _KEPT) -> list[tuple[float, Line]]:
+def best_of_grid(turns: Turns, scales: F64, log_bases: F64, kept: int = _KEPT) -> list[tuple[float, FrequencyLine]]:
     """Return the best of all scales times all bases, in both directions, with their scores."""
     scale, log_base = (grid.ravel() for grid in np.meshgrid(scales, log_bases, indexing="ij"))
     omega = scale[:, None] * np.exp(-log_base[:, None] * turns.exponents)
     found = []
     for sign, score in zip((1, -1), scores(turns, omega), strict=True):
         for k in np.argsort(score)[::-1][:kept]:
-            found.append((float(score[k]), Line(float(log_base[k]), float(scale[k]), sign)))
+            found.append((float(score[k]), FrequencyLine(float(log_base[k]), float(scale[k]), sign)))
     return sorted(found, key=lambda row: -row[0])[:kept]
 
 
-def search_base(turns: Turns, scale: float) -> list[Line]:
+def search_base(turns: Turns, scale: float) -> list[FrequencyLine]:
     """Return the lines of a known scale that explain the turns best."""
     first = turns.up_to(4 * abs(turns.distance[0]), 3)
     log_bases = _base_grid(scale * float(np.abs(first.distance).max()))
     return [_zoom(turns, line, "base") for line in _peaks(first, np.array([scale]), log_bases)]
 
 
-def search_line(turns: Turns) -> list[Line]:
+def search_line(turns: Turns) -> list[FrequencyLine]:
     """Return the lines of any scale that explain the turns best; [] where the distances are too long for that."""
     first = turns.up_to(2 * abs(turns.distance[0]), 3)
     far = float(np.abs(first.distance).max())
@@ -148,7 +148,7 @@ def search_line(turns: Turns) -> list[Line]:
     return [_zoom(turns, line, "both") for line in _peaks(first, scales, log_bases)]
 
 
-def refined(turns: Turns, line: Line, free: str) -> Line:
+def refined(turns: Turns, line: FrequencyLine, free: str) -> FrequencyLine:
     """Return the line after least squares on the angles that are left; free: 'base', or 'both' it and the scale."""
     x, weight = turns.exponents, np.abs(turns.product)
     freedom = max(1, turns.product.size - (2 if free == "both" else 1))
@@ -172,7 +172,7 @@ def refined(turns: Turns, line: Line, free: str) -> Line:
     return line
 
 
-def search_offset(phasors: Phasors, positions: F64, line: Line, most: int) -> list[Line]:
+def search_offset(phasors: Phasors, positions: F64, line: FrequencyLine, most: int) -> list[FrequencyLine]:
     """Return the line with the offsets, up to ±most, that explain the rows best; the base moves as it is known."""
     x = exponents_of(phasors)
     reach = min(0.5, _SURE * line.spread)
@@ -180,7 +180,7 @@ def search_offset(phasors: Phasors, positions: F64, line: Line, most: int) -> li
     count = int(min(_MOST_BASES[most > _FEW_OFFSETS], np.ceil(reach / step)))
     side = int(np.ceil(np.sqrt(2 * most + 1)))
     low, high = np.arange(side), np.arange(side) * side - most
-    best: list[tuple[float, Line]] = []
+    best: list[tuple[float, FrequencyLine]] = []
     for moved in np.linspace(-reach, reach, 2 * count + 1) if count else np.zeros(1):
         tried = replace(line, log_base=float(np.clip(line.log_base + moved, *_LOG_BASES)))
         omega = tried.omega(x) * line.sign
@@ -201,7 +201,7 @@ def _base_grid(reach: float) -> F64:
     return np.asarray(low * ratio ** np.arange(min(_MOST_TRIALS, int(np.log(high / low) / np.log(ratio)) + 1)))
 
 
-def _peaks(turns: Turns, scales: F64, log_bases: F64) -> Iterator[Line]:
+def _peaks(turns: Turns, scales: F64, log_bases: F64) -> Iterator[FrequencyLine]:
     """Yield the best few local maxima over the bases, of all scales and both directions."""
     found = []
     omega_of = -log_bases[:, None] * turns.exponents
@@ -209,13 +209,13 @@ def _peaks(turns: Turns, scales: F64, log_bases: F64) -> Iterator[Line]:
         for sign, score in zip((1, -1), scores(turns, scale * np.exp(omega_of)), strict=True):
             padded = np.pad(score, 1, constant_values=-np.inf)
             tops = np.flatnonzero((score >= padded[:-2]) & (score >= padded[2:]))
-            found += [(float(score[k]), Line(float(log_bases[k]), float(scale), sign)) for k in tops]
+            found += [(float(score[k]), FrequencyLine(float(log_bases[k]), float(scale), sign)) for k in tops]
     found.sort(key=lambda row: -row[0])
     for _, line in found[:_KEPT]:
         yield line
 
 
-def _zoom(turns: Turns, line: Line, free: str) -> Line:
+def _zoom(turns: Turns, line: FrequencyLine, free: str) -> FrequencyLine:
     """Return the line after looking at longer and longer distances."""
     far = np.abs(turns.distance)
     reach, half = float(far[0]), 0.1
@@ -234,7 +234,7 @@ def _zoom(turns: Turns, line: Line, free: str) -> Line:
         reach = max(float(longer[0]), 3 * reach)
 
 
-def _best_near(turns: Turns, line: Line, log_bases: npt.NDArray[np.float64]) -> Line:
+def _best_near(turns: Turns, line: FrequencyLine, log_bases: npt.NDArray[np.float64]) -> FrequencyLine:
     omega = line.scale * np.exp(-log_bases[:, None] * turns.exponents)
     score = scores(turns, omega)[0 if line.sign == 1 else 1]
     return replace(line, log_base=float(log_bases[int(np.argmax(score))]))
