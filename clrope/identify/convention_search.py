@@ -36,8 +36,8 @@ from .tokens import F64, TokenRows
 
 _SCALES = np.array(KNOWN_SCALES)
 _LOG_BASES = np.log(np.array(KNOWN_BASES))
-#: Pairings that the slower stages look at.
-_FEW_PAIRINGS = 10
+#: Pairings that slower stages, and alternatives, look at.
+_FEW_HALVES, _FEW_PAIRINGS = 4, 10
 _FEW_LINES = 6
 #: A number replaces a fitted one if it raises the squares of the angles that are left by no more than chance may.
 _CHANCE = 25.0
@@ -58,6 +58,11 @@ class Search:
         self.given = given
         self.positions: F64 = rows.positions[0].astype(np.float64)
         self._measured: dict[Pairing, Phasors] = {}
+        # Frequencies of neighbours are the same pair by pair for any n_dims: one pairing, or two, find them.
+        halves = [p for p in pairings if p.kind == "halves"][:_FEW_HALVES]
+        neighbours = sorted((p for p in pairings if p.kind == "neighbours"), key=lambda p: p.n_dims)
+        self._slow = [p for p in pairings if p in (*halves, *neighbours[:1])]
+        self._slow += [p for p in pairings if p.kind == "neighbours" and p not in self._slow][:1]
 
     def phasors(self, pairing: Pairing) -> Phasors:
         """Return what a pairing measures, measured once."""
@@ -106,7 +111,7 @@ class Search:
     def fitted_base(self, offset: int = 0) -> list[Trial]:
         """Return the best fitted bases for known scales with an offset."""
         found = []
-        for pairing in self.pairings[:_FEW_PAIRINGS]:
+        for pairing in self._slow:
             phasors = self.phasors(pairing)
             turns = joined(differences(phasors, self.positions), absolute(phasors, self.positions + offset))
             if len(turns.distance):
@@ -119,7 +124,7 @@ class Search:
     def with_offset(self) -> list[Trial]:
         """Return conventions whose positions are moved by a constant, by differences of positions where there are."""
         found: list[Trial] = []
-        for pairing in self.pairings[:_FEW_PAIRINGS]:
+        for pairing in self._slow:
             phasors = self.phasors(pairing)
             turns = differences(phasors, self.positions)
             lines = self._offset_free(turns)
@@ -178,7 +183,7 @@ class Search:
     def fitted_line(self) -> list[Trial]:
         """Return conventions with a base and a scale that are both fitted."""
         found = []
-        for pairing in self.pairings[:_FEW_PAIRINGS]:
+        for pairing in self._slow:
             phasors = self.phasors(pairing)
             turns = joined(differences(phasors, self.positions), absolute(phasors, self.positions))
             if len(turns.distance):
