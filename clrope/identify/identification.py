@@ -21,6 +21,7 @@ from .tokens import TokenRows, token_rows
 from .wording import convention_text, differences_from, one_of
 
 _SHOWN = 12
+_FAR = 0.05
 _KINDS_OF = 6
 #: Of two errors that both are rounding, the smaller one is no better if it is smaller by chance.
 _CHANCE = 100.0
@@ -157,7 +158,9 @@ def identify(
         if any(hypothesis.fits for hypothesis in checked):
             checked = _ranked(rows, [*_polished(sample, checked), *checked], given)
             break
-    checked = _ranked(rows, [_again(rows, hypothesis) for hypothesis in checked[:_SHOWN]], given)
+    # What is far off says nothing, but that the nearest one is far off.
+    near = [h for h in checked[:_SHOWN] if h.fits or h.nmse < _FAR] or checked[:1]
+    checked = _ranked(rows, [_again(rows, hypothesis) for hypothesis in near], given)
     if not checked or not checked[0].fits:
         kinds = " or ".join(dict.fromkeys({"halves": "NEOX", "neighbours": "NORMAL"}[p.kind] for p in pairings))
         text = (
