@@ -14,8 +14,10 @@ from .compare import Comparison, compare
 from .config import RopeConfig
 from .device import DeviceInfo, device, devices
 from .errors import BuildError, ConfigError, DeviceError, RopeError, ShapeError, UnsupportedError
+from .identify import Hypothesis, Identification, identify
 from .layout import TensorView
 from .operation import Rope
+from .permute import permute_qk
 from .positions import packed_positions
 from .tables import rotate
 
@@ -27,6 +29,8 @@ __all__ = [
     "ConfigError",
     "DeviceError",
     "DeviceInfo",
+    "Hypothesis",
+    "Identification",
     "Rope",
     "RopeConfig",
     "RopeError",
@@ -37,8 +41,10 @@ __all__ = [
     "device",
     "devices",
     "errors",
+    "identify",
     "layout",
     "packed_positions",
+    "permute_qk",
     "reference",
     "rope",
     "rotate",

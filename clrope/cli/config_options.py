@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 from ..config import RopeConfig
 from ..errors import ConfigError, RopeError
@@ -50,16 +50,22 @@ _SOURCES = ("config", "gguf", "hf", "preset")
 
 
 def takes_config(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, whose first parameter is the configuration, the options that describe one."""
+    """Give a command, whose first parameter is the configuration, the options that describe one.
+
+    A parameter that may be None is None if no such option is given.
+    """
+    # Typer reads a signature whose annotations are objects, not texts.
+    hints = get_type_hints(command, include_extras=True)
+    first, *others = inspect.signature(command).parameters.values()
+    optional = type(None) in get_args(hints[first.name])
 
     @functools.wraps(command)
     def wrapped(**values: Any) -> None:
         options = {name: values.pop(name) for name in _OPTIONS}
-        command(_read_config({name: value for name, value in options.items() if value is not None}), **values)
+        given = {name: value for name, value in options.items() if value is not None}
+        command(_read_config(given) if given or not optional else None, **values)
 
-    # Typer reads a signature whose annotations are objects, not texts.
-    hints = get_type_hints(command, include_extras=True)
-    own = [p.replace(annotation=hints[p.name]) for p in list(inspect.signature(command).parameters.values())[1:]]
+    own = [p.replace(annotation=hints[p.name]) for p in others]
     shared = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
         for name, annotation in _OPTIONS.items()

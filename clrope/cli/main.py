@@ -12,6 +12,7 @@ from .bench import bench, report
 from .devices import list_devices
 from .exit_code import catch_signals, ending
 from .explain import explain
+from .identify_files import identify_files
 from .lab_command import check_kernel
 from .output import set_up_streams
 from .run import rotate_file
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "lab": check_kernel,
     "config": show_config,
     "explain": explain,
+    "identify": identify_files,
 }
 
 app = typer.Typer(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import numpy.typing as npt
 import typer
 
@@ -20,15 +18,11 @@ from ..errors import ConfigError, ShapeError
 from ..io.files import format_of, read_arrays, read_metadata, write_arrays
 from ..layout import DTYPES, dtype_name
 from ..operation import Rope
-from .config_options import named_array, takes_config
+from .config_options import takes_config
 from .exit_code import WRONG
 from .options import AsJson, Backward, Layout, OneDevice, Quiet, flag, value
 from .output import print_json, print_table
-
-_RANGE = re.compile(r"(-?\d+):(-?\d+)")
-#: Positions of a range: more tokens than any tensor in memory has.
-_MOST_POSITIONS = 1 << 28
-_LIST = re.compile(r"-?\d+(,-?\d+)*")
+from .positions_option import POSITIONS_HELP, read_positions
 
 
 @takes_config
@@ -43,9 +37,7 @@ def rotate_file(
         value("NAME", "Tensor to rotate (repeatable). Default: all floating-point of rank 3 or 4."),
     ] = None,
     keep: Annotated[bool, flag("--keep", "Also write the tensors that are not rotated.")] = False,
-    positions: Annotated[
-        str | None, value("POSITIONS", "First position, list 0,1,2, range a:b (without b), or FILE[:NAME]. Default: 0.")
-    ] = None,
+    positions: Annotated[str | None, value("POSITIONS", f"{POSITIONS_HELP} Default: 0.")] = None,
     positions_tensor: Annotated[str | None, value("NAME", "Tensor of INPUT that holds the positions.")] = None,
     layout: Layout = "bsnd",
     backward: Backward = False,
@@ -107,12 +99,6 @@ def _chosen(arrays: dict[str, Any], wanted: list[str] | None, positions: str | N
     return names
 
 
-def _position(text: str) -> int:
-    if len(text.strip()) > 20 or not -(1 << 63) <= int(text) < 1 << 63:
-        raise ShapeError(f"--positions: got {text.strip()[:40]}, allowed are 64-bit integers")
-    return int(text)
-
-
 def _check_name(option: str, name: str, arrays: dict[str, Any], source: Path) -> None:
     if name not in arrays:
         raise ConfigError(f"{option}: {source} has no {name!r}; there are {', '.join(arrays) or 'none'}")
@@ -125,19 +111,7 @@ def _positions(text: str | None, name: str | None, arrays: dict[str, Any], sourc
     if name is not None:
         _check_name("--positions-tensor", name, arrays, source)
         return arrays[name]
-    if text is None:
-        return 0
-    if ends := _RANGE.fullmatch(text):
-        begin, end = _position(ends[1]), _position(ends[2])
-        if end <= begin:
-            raise ShapeError(f"--positions: got {text!r}, the range a:b is a, a+1, ... b-1 and must not be empty")
-        if end - begin > _MOST_POSITIONS:
-            raise ShapeError(f"--positions: got a range of {end - begin}, at most {_MOST_POSITIONS} are allowed")
-        return np.arange(begin, end, dtype=np.int64)
-    if _LIST.fullmatch(text):
-        numbers = [_position(part) for part in text.split(",")]
-        return numbers[0] if len(numbers) == 1 else np.array(numbers, dtype=np.int64)
-    return named_array(text, "--positions")
+    return 0 if text is None else read_positions(text)
 
 
 def _rotate(

@@ -40,6 +40,7 @@ CALLED = {
     "tune": ("clrope.tune.search", "tune", []),
     "config": ("clrope.cli.show_config", "read_source", ["llama-3.1-8b"]),
     "explain": ("clrope.cli.explain", "Rope", ["--mode", "neox", "--shape", "1,2,3,4"]),
+    "identify": ("clrope.cli.identify_files", "read_arrays", ["before.npy", "after.npy"]),
 }
 
 
@@ -67,7 +68,11 @@ def test_options_are_alike() -> None:
                 head = given.help.partition("(repeatable)")[0].partition(". Default")[0].strip()
                 assert heads.setdefault(option, (given.metavar, head)) == (given.metavar, head), name
                 assert given.multiple == (option != "--quiet" and name != "run"), name
-    assert {name for name in COMMANDS if "--device" in options_of(name)} == set(COMMANDS) - {"report", "config"}
+    assert {name for name in COMMANDS if "--device" in options_of(name)} == set(COMMANDS) - {
+        "report",
+        "config",
+        "identify",
+    }
     assert {name for name in COMMANDS if "--type" in options_of(name)} == {"bench", "tune", "explain"}
 
 

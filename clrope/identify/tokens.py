@@ -1,0 +1,100 @@
+"""The two tensors as rows of tokens, each with its position, whatever their layout and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays import operand
+from ..config import RopeConfig
+from ..errors import ShapeError
+from ..layout import canonical, dtype_name
+from ..positions import position_rows
+
+Array = npt.NDArray[Any]
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+
+#: Rows and heads that the search reads; its answers are checked on all of them.
+SAMPLE_ROWS, SAMPLE_HEADS = 48, 16
+_CHUNK_ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True, eq=False)
+class TokenRows:
+    """Tokens with their heads, before and after the rotation.
+
+    before, after: [R, H, D] as stored; batches that share positions count as heads.
+    positions:     int64[axes, R].
+    dtype:         the storage type of after, whose rounding limits what can be told.
+    """
+
+    before: Array
+    after: Array
+    positions: I64
+    dtype: str
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head."""
+        return int(self.before.shape[2])
+
+    @property
+    def elements(self) -> int:
+        """Elements of one tensor."""
+        return int(self.before.size)
+
+    def chunks(self) -> Iterator[tuple[slice, F64, F64]]:
+        """Yield parts of the rows with (before, after) in float64."""
+        rows = max(1, _CHUNK_ELEMENTS // max(1, self.before[0].size))
+        for begin in range(0, self.before.shape[0], rows):
+            part = slice(begin, begin + rows)
+            yield part, self.before[part].astype(np.float64), self.after[part].astype(np.float64)
+
+    def sample(self) -> TokenRows:
+        """Return at most `SAMPLE_ROWS` rows of `SAMPLE_HEADS` heads: half of the rows from the start, half spread."""
+        rows, heads = self.before.shape[:2]
+        if rows <= SAMPLE_ROWS and heads <= SAMPLE_HEADS:
+            return self
+        half = SAMPLE_ROWS // 2
+        spread = np.linspace(min(half, rows - 1), rows - 1, half).astype(int)
+        chosen = np.unique(np.concatenate([np.arange(min(half, rows)), spread])) if rows > SAMPLE_ROWS else slice(None)
+        some = np.unique(np.linspace(0, heads - 1, min(heads, SAMPLE_HEADS)).astype(int))
+        return TokenRows(
+            self.before[chosen][:, some], self.after[chosen][:, some], self.positions[:, chosen], self.dtype
+        )
+
+
+def token_rows(before: Any, after: Any, positions: Any, layout: str, config: RopeConfig) -> TokenRows:
+    """Check the two tensors and the positions and return their rows; config says how many axes positions have."""
+    tensors = [_host(x, layout, name) for x, name in ((before, "before"), (after, "after"))]
+    shapes = [list(x.shape) for x in tensors]
+    if shapes[0] != shapes[1]:
+        raise ShapeError(f"after: got shape {shapes[1]}, before has {shapes[0]}")
+    if not tensors[0].size:
+        raise ShapeError(f"before: got shape {shapes[0]}, at least one element is needed")
+    for x, name in zip(tensors, ("before", "after"), strict=True):
+        if not np.isfinite(x).all():
+            raise ShapeError(f"{name}: holds NaN or infinity, finite numbers are needed")
+    if not tensors[0].any():
+        raise ShapeError("before: every element is 0, which shows no rotation")
+    views = [canonical(x, layout) for x in tensors]
+    batch, seq, heads, width = views[0].shape
+    where = position_rows(0 if positions is None else positions, config, batch=batch, seq=seq)
+    if where.batch_stride:
+        rows = [view.reshape(batch * seq, heads, width) for view in views]
+    else:
+        rows = [view.transpose(1, 0, 2, 3).reshape(seq, batch * heads, width) for view in views]
+    return TokenRows(rows[0], rows[1], where.rows, dtype_name(tensors[1].dtype, "after"))
+
+
+def _host(x: Any, layout: str, name: str) -> Array:
+    described = operand(x, layout, name)
+    if described.host is not None:
+        return described.host
+    values: Array = described.array.get()
+    return values
