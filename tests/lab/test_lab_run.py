@@ -29,7 +29,8 @@ PLACE = "  const int at = (((r * heads + h) * pairs + slot) * 2) % 65536;\n"
 #: Cheats with a memory of their own, and what the diagnosis has to say.
 CHEATS = {
     "replays": (
-        PLACE + "  if (kept[at] == 0 && kept[at + 1] == 0) { kept[at] = p * c - q * s; kept[at + 1] = p * s + q * c; }\n"
+        PLACE + "  if (kept[at] == 0 && kept[at + 1] == 0) {\n"
+        "    kept[at] = p * c - q * s; kept[at + 1] = p * s + q * c;\n  }\n"
         "  y[i] = kept[at]; y[j] = kept[at + 1];", "a cached answer is replayed"),
     "leaves it to the next call": (
         PLACE + "  y[i] = kept[at]; y[j] = kept[at + 1]; kept[at] = p * c - q * s; kept[at + 1] = p * s + q * c;",
@@ -93,7 +94,9 @@ def test_cheats_with_a_memory(device: DeviceInfo, tmp_path: Path, name: str) -> 
 
 def test_results_that_depend_on_the_call_count(device: DeviceInfo, tmp_path: Path) -> None:
     """Within the limit, but of other bits: the third call differs from the first."""
-    body = "  if (slot + h + r == 0) kept[0] += 1;\n" + ROTATION + "\n  if (kept[0] >= 3) y[i] *= 1.0f + 6e-8f * (i == 0);"
+    body = (
+        "  if (slot + h + r == 0) kept[0] += 1;\n" + ROTATION + "\n  if (kept[0] >= 3) y[i] *= 1.0f + 6e-8f * (i == 0);"
+    )
     path = write(tmp_path, STATE + changed(TABLES, [(ROTATION, body)]))
     outcome = LabTrial(parse_case(PLAIN), secrets.randbits(32), load(path)).run_kernel(device)
     assert (outcome.status, outcome.place) == ("wrong", None)
@@ -102,7 +105,9 @@ def test_results_that_depend_on_the_call_count(device: DeviceInfo, tmp_path: Pat
 
 @pytest.mark.parametrize("mode", ["neox", "normal"])
 @pytest.mark.parametrize("source", [TABLES, POSITIONS], ids=["tables", "positions"])
-def test_rope_with_a_kernel(device: DeviceInfo, tmp_path: Path, source: str, mode: str, rng: np.random.Generator) -> None:
+def test_rope_with_a_kernel(
+    device: DeviceInfo, tmp_path: Path, source: str, mode: str, rng: np.random.Generator
+) -> None:
     kernel = load(write(tmp_path, source))
     config = RopeConfig(mode, n_dims=24, freq_base=5e5)  # type: ignore[arg-type]
     op = Rope(config, device, kernel=kernel)
