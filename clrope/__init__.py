@@ -8,7 +8,7 @@ Importing this starts no device.
 
 from __future__ import annotations
 
-from . import errors, layout, reference
+from . import errors, lab, layout, reference
 from .api import rope
 from .compare import Comparison, compare
 from .config import RopeConfig
@@ -42,6 +42,7 @@ __all__ = [
     "devices",
     "errors",
     "identify",
+    "lab",
     "layout",
     "packed_positions",
     "permute_qk",

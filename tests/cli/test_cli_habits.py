@@ -41,7 +41,6 @@ CALLED = {
     "lab": ("clrope.lab.lab_kernel", "load_file", ["rope.cl"]),
     "config": ("clrope.cli.show_config", "read_source", ["llama-3.1-8b"]),
     "explain": ("clrope.cli.explain", "Rope", ["--mode", "neox", "--shape", "1,2,3,4"]),
-    "identify": ("clrope.cli.identify_files", "_pairs", ["x.npy", "y.npy"]),
     "identify": ("clrope.cli.identify_files", "read_arrays", ["before.npy", "after.npy"]),
 }
 

@@ -1,0 +1,323 @@
+"""What a kernel file says of itself: its signature, directives, expressions, and contracts in files."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lab_kernels import POSITIONS, TABLES, changed
+
+import clrope
+from clrope import ConfigError, DeviceInfo, Rope, RopeConfig
+from clrope.lab import load
+from clrope.lab.contract import Contract
+from clrope.lab.contracts import BY_NAME
+from clrope.lab.expressions import Expression
+from clrope.lab.lab_kernel import load_file
+from clrope.lab.meanings import MEANINGS
+from clrope.lab.signature import signatures
+
+NEOX = RopeConfig("neox", n_dims=32, freq_base=1e4)
+
+#: The same operation with names of other projects.
+FOREIGN = """\
+#define FLOATS __global const float *
+__kernel void turn(__global float *t_out, FLOATS t_in, FLOATS freqs_cos, FLOATS freqs_sin,
+                   unsigned int seq_len, unsigned int nhead, unsigned int dhead, unsigned int half_) {
+  uint i = get_global_id(0), h = get_global_id(1), r = get_global_id(2);
+  ulong at = ((ulong)r * nhead + h) * dhead;
+  if (i >= half_) return;
+  float c = freqs_cos[r * half_ + i], s = freqs_sin[r * half_ + i], p = t_in[at + i], q = t_in[at + i + half_];
+  t_out[at + i] = p * c - q * s;
+  t_out[at + i + half_] = p * s + q * c;
+}
+"""
+
+
+def write(folder: Path, source: str, name: str = "mine.cl") -> Path:
+    path = folder / name
+    path.write_text(source)
+    return path
+
+
+def rotates(path: Path, device: DeviceInfo, contract: object = None, config: RopeConfig = NEOX) -> None:
+    """Rotate fresh numbers by the kernel and compare with the reference."""
+    x = np.random.default_rng().uniform(-1, 1, (2, 5, 3, 32)).astype(np.float32)
+    out = np.full_like(x, np.nan)
+    Rope(config, device, kernel=load(path, contract))(x, 7, out=out)  # type: ignore[arg-type]
+    assert clrope.compare(out, clrope.reference.rope(x, 7, config)).nmse < 1e-12
+
+
+# -- signatures --------------------------------------------------------------------------------------------------------
+
+
+def test_signatures_are_read_without_a_compiler() -> None:
+    text = """
+    /* __kernel void no(int a) */
+    // kernel void neither(int a)
+    #define REAL float
+    __attribute__((reqd_work_group_size(8, 1, 1))) kernel void
+    one(global const REAL *restrict x, constant int* n, local REAL *kept, const unsigned int k, int4 v) {}
+    __kernel void two(void) {}
+    """
+    one, two = signatures(text)
+    assert str(one) == "one(global float *x, constant int *n, local float *kept, uint k, int4 v)"
+    assert one.line == 5
+    assert two.arguments == ()
+    assert signatures("kernel void k(T a) {}", ["-DT=half"])[0].arguments[0].type == "half"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("kernel void k(int a) {}\nkernel void k(int b) {}", "k is defined in lines 1 and 2 with different arguments"),
+        ("kernel void k(MACRO(int) a) {}", "has no __kernel function"),
+        ("kernel void k(int) {}", "argument 'int' of k (line 1) cannot be read"),
+        ("void helper(int a) {}", "has no __kernel function"),
+    ],
+)
+def test_signatures_that_cannot_be_read(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        load(write(tmp_path, text))
+
+
+WRONG = {
+    "an unknown name": (
+        TABLES, [("const int heads", "const int hedas"), ("h * x_head", "h")], "argument 'hedas' means nothing",
+        ["found:    mine.cl:2: rope(global float *x", "did you mean heads", "// lab: hedas = EXPRESSION"]),
+    "no output": (TABLES, [("__global float *y,", "")], "rope takes no y", ["found:"]),
+    "no angles": (
+        TABLES, [("__global const float *cos_table, __global const float *sin_table,", "")],
+        "rope takes neither tables nor positions", ["give it cos_table and sin_table"]),
+    "no pairing": (
+        TABLES, [("#ifdef NEOX", "#if 1")], "nothing tells rope which elements form a pair", ["requires neox"]),
+    "an unknown directive": (
+        "// lab: warp 32\n" + TABLES, [], "got the line `// lab: warp 32`", ["allowed are kernel"]),
+    "an unknown contract": ("// lab: contract mine\n" + TABLES, [], "contract: got 'mine'", ["ggml-opencl"]),
+    "several kernels": (
+        TABLES + "__kernel void other(__global float *x) {}\n", [], "has 2 kernels, rope, other",
+        ["// lab: kernel rope"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_signature_says_what_was_found_and_what_is_known(tmp_path: Path, name: str) -> None:
+    source, edits, begin, parts = WRONG[name]
+    with pytest.raises(ConfigError) as raised:
+        load(write(tmp_path, changed(source, edits)))
+    assert begin in str(raised.value)
+    for part in parts:
+        assert part in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (("const int heads", "__global int *heads"), "cannot hold 3"),
+        (("const long x_offset", "const float x_offset"), "an offset is an integer, not 'float'"),
+        (("__global const float *cos_table", "const float cos_table"), "its meaning is a pointer"),
+    ],
+)
+def test_types_that_do_not_fit_a_meaning(device: DeviceInfo, tmp_path: Path, edit: tuple[str, str], says: str) -> None:
+    op = Rope(NEOX, device, kernel=load(write(tmp_path, changed(TABLES, [edit]))))
+    with pytest.raises(ConfigError, match=says):
+        op(np.ones((1, 2, 3, 32), np.float32), 0)
+
+
+# -- expressions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("tokens * heads + 1", 31), ("-tokens", -5), ("2 ** 10 // 3 % 7", 2**10 // 3 % 7), ("ceil_div(tokens, 2)", 3),
+        ("heads if tokens > 4 else tokens", 6), ("not neox or tokens == 5", True), ("neox and heads", True),
+        ("min(64, max(heads, tokens))", 6), ("dtype == 'f16'", True), ("int(tokens / 2)", 2),
+    ],
+)  # fmt: skip
+def test_expressions(text: str, value: object) -> None:
+    made = Expression(text, "here")
+    known = {"tokens": 5, "heads": 6, "neox": 1, "dtype": "f16"}
+    assert made.value(known) == value
+    assert made.names <= set(known)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "tokens *", "__import__('os')", "tokens.real", "[1]", "tokens[0]", "lambda: 1", "f(1)", "1 // 0", "9 ** 999",
+     "nowhere", "'a' * 2 - 1", "1 < 2 < 3", "min()", "(" * 300 + ")" * 300, "1 + " * 400 + "1"],
+)  # fmt: skip
+def test_expressions_that_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^here: "):
+        Expression(text, "here").value({"tokens": 5})
+
+
+# -- directives --------------------------------------------------------------------------------------------------------
+
+
+def test_directives(device: DeviceInfo, tmp_path: Path) -> None:
+    source = TABLES.replace("const int heads", "const int how_many, __local float *spare")
+    source = source.replace("const float direction", "int turn").replace("* direction", "* turn")
+    source = source.replace("int slot =", "int slot = DELTA +")
+    source += "__kernel void other(__global float *x) {}\n"
+    lines = (
+        "// lab: kernel rope\n// lab: how_many = heads\n// lab: turn = direction\n// lab: local spare = 4 * head_dim\n"
+        "// lab: global_size ceil_div(slots, 8) * 8 , heads, batch * tokens\n// lab: local_size 8, 1, 1\n"
+        "// lab: requires slots % 8 == 0\n// lab: options -DDELTA=0\n"
+    )
+    path = write(tmp_path, lines + source)
+    file = load_file(path)
+    assert file.contract.local_size == ("8", "1", "1")
+    assert file.contract.options == ("-DDELTA=0",)
+    rotates(path, device)
+    with pytest.raises(clrope.UnsupportedError, match=r"cannot express calls without slots % 8 == 0"):
+        Rope(RopeConfig("neox", n_dims=16), device, kernel=load(path))(np.ones((1, 1, 3, 20), np.float32), 0)
+
+
+# -- contracts ---------------------------------------------------------------------------------------------------------
+
+
+def test_names_of_other_projects(device: DeviceInfo, tmp_path: Path) -> None:
+    source = "// lab: requires neox\n// lab: requires n_dims == head_dim\n" + FOREIGN
+    rotates(write(tmp_path, source), device, "cos-sin-tables")
+    with pytest.raises(ConfigError, match="argument 't_out' means nothing in the contract 'clrope'"):
+        load(write(tmp_path, source))
+
+
+def test_a_contract_of_the_user_s(device: DeviceInfo, tmp_path: Path) -> None:
+    mine = Contract(
+        "mine", "as our runtime calls it",
+        {"t_out": "y", "t_in": "x", "freqs_cos": "cos_table", "freqs_sin": "sin_table", "seq_len": "tokens",
+         "nhead": "heads", "dhead": "head_dim", "half_": "pairs"},
+        requires=(("neox == 1", "NORMAL pairs"), ("n_dims == head_dim", "heads rotated in part")), own_words=False,
+    )  # fmt: skip
+    rotates(write(tmp_path, FOREIGN), device, mine)
+
+
+TOML = """\
+name = "ours"
+kernel = "turn"
+global_size = ["ceil_div(pairs, 4) * 4", "heads", "batch * tokens"]
+local_size = ["4", "1", "1"]
+requires = ["neox", "n_dims == head_dim"]
+[arguments]
+t_out = "y"
+t_in = "x"
+freqs_cos = "cos_table"
+freqs_sin = "sin_table"
+seq_len = "tokens"
+nhead = "heads"
+dhead = "head_dim"
+half_ = "pairs"
+"""
+
+
+def test_a_contract_in_toml(device: DeviceInfo, tmp_path: Path) -> None:
+    path = write(tmp_path, FOREIGN)
+    rotates(path, device, write(tmp_path, TOML, "ours.toml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (TOML.replace('half_ = "pairs"', ""), "argument 'half_' means nothing in the contract 'ours'"),
+        (TOML.replace('"pairs"', '"pears"'), "'pears' in 'pears' is unknown; known are"),
+        (TOML.replace("requires", "require"), "ours.toml: is no contract (.*require"),
+        (TOML.replace('name = "ours"', "name = 3"), "ours.toml: is no contract (.*name"),
+        ("[arguments", "ours.toml: is no contract ("),
+        ("\xff" * 9, "ours.toml: is no contract ("),
+    ],
+)
+def test_errors_of_a_toml_file_name_what_does_not_match(
+    device: DeviceInfo, tmp_path: Path, text: str, says: str
+) -> None:
+    path = tmp_path / "ours.toml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=says.replace("(", r"\(")):
+        rotates(write(tmp_path, FOREIGN), device, path)
+
+
+def t1(**more: object) -> str:
+    """Return a Kernel Tuner T1 description of `FOREIGN` with a tunable work-group size."""
+    scalars = ["seq_len", "nhead", "dhead", "half_"]
+    arguments = [{"Name": name, "Type": "uint32", "MemoryType": "Scalar"} for name in scalars]
+    specification = {
+        "Language": "OpenCL", "KernelName": "turn", "KernelFile": "mine.cl",
+        "GlobalSize": {"X": "ceil_div(pairs, block) * block", "Y": "heads", "Z": "batch * tokens"},
+        "LocalSize": {"X": "block", "Y": "1", "Z": "1"}, "CompilerOptions": ["-cl-mad-enable"], "Arguments": arguments,
+        **more,
+    }  # fmt: skip
+    return json.dumps(
+        {"ConfigurationSpace": {"TuningParameters": [{"Name": "block", "Type": "int", "Values": "[8, 16]"}]},
+         "KernelSpecification": specification}
+    )  # fmt: skip
+
+
+def test_a_description_by_kernel_tuner(device: DeviceInfo, tmp_path: Path) -> None:
+    write(tmp_path, "// lab: requires neox\n// lab: requires n_dims == head_dim\n" + FOREIGN)
+    path = write(tmp_path, t1(), "turn.json")
+    file = load_file(path)
+    assert file.path == tmp_path / "mine.cl"
+    assert file.contract.options == ("-cl-mad-enable", "-Dblock=8")
+    assert file.contract.local_size == ("block", "1", "1")
+    rotates(path, device)
+    # In work-groups, as CUDA counts.
+    groups = {"X": "ceil_div(pairs, block)", "Y": "heads", "Z": "batch * tokens"}
+    rotates(write(tmp_path, t1(GlobalSize=groups, GlobalSizeType="CUDA"), "cuda.json"), device)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (t1(Language="CUDA"), "Language: got 'CUDA', 'OpenCL' is needed"),
+        (t1(KernelFile=""), "names no KernelFile"),
+        (t1(KernelName=3), "is no contract"),
+        (t1(KernelFile="none.cl"), "none.cl: cannot be read as a kernel file"),
+        (t1().replace('"[8, 16]"', '"[]"'), "TuningParameters: block has neither Default nor Values"),
+        ("{}", "is no contract"),
+        ("[" * 100_000, "is no contract"),
+    ],
+)
+def test_errors_of_a_description(tmp_path: Path, text: str, says: str) -> None:
+    write(tmp_path, FOREIGN)
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        load(write(tmp_path, text, "turn.json"))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.cl: cannot be read as a kernel file \(No such file"):
+        load(tmp_path / "none.cl")
+    with pytest.raises(ConfigError, match="contract: got 'nothing', allowed are clrope, cos-sin-tables, ggml-opencl"):
+        load(write(tmp_path, TABLES), "nothing")
+    with pytest.raises(ConfigError, match=r"none\.toml: cannot be read as a contract"):
+        load(write(tmp_path, TABLES), tmp_path / "none.toml")
+    large = tmp_path / "large.cl"
+    with large.open("wb") as file:
+        file.truncate(1 << 33)
+    with pytest.raises(ConfigError, match="a kernel file has at most"):
+        load(large)
+
+
+def test_every_expression_of_the_contracts_is_known() -> None:
+    for contract in BY_NAME.values():
+        assert contract.summary
+        for name, text in contract.arguments.items():
+            assert Expression(text, name).names <= set(MEANINGS) | set(contract.constants), name
+
+
+@pytest.mark.parametrize("source", [TABLES, POSITIONS], ids=["tables", "positions"])
+def test_a_macro_for_the_storage_type(device: DeviceInfo, tmp_path: Path, source: str) -> None:
+    """`T` stands for the element's type, here of double; tables are double then, too."""
+    if not device.fp64:
+        pytest.skip(f"{device.name} has no double")
+    for old in ("float *x", "float *y"):
+        source = source.replace(old, old.replace("float", "T"))
+    source = source.replace("float *cos", "REAL *cos").replace("float *sin", "REAL *sin")
+    path = write(tmp_path, source)
+    x = np.random.default_rng().uniform(-1, 1, (1, 4, 2, 32))
+    out = Rope(NEOX, device, kernel=load(path))(x, 3)
+    assert out.dtype == np.float64
+    assert clrope.compare(out, clrope.reference.rope(x, 3, NEOX)).nmse < 1e-7
