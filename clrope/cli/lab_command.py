@@ -29,8 +29,17 @@ def _names_of_contracts() -> list[str]:
     return list(BY_NAME)
 
 
+def _kinds() -> list[str]:
+    from ..lab.new_kernel import kinds
+
+    return list(kinds())
+
+
 def check_kernel(
-    path: Annotated[str, typer.Argument(metavar="KERNEL", help="OpenCL C file, or Kernel Tuner's T1 file (.json).")],
+    path: Annotated[
+        str,
+        typer.Argument(metavar="KERNEL", help="OpenCL C file, or Kernel Tuner's T1 file (.json).", show_default=False),
+    ] = "",
     contract: Annotated[
         str | None,
         value(
@@ -55,6 +64,8 @@ def check_kernel(
     waive: Annotated[
         list[str] | None, value("KIND[:LINE]", "Finding of --races that is intended, such as race:12 (repeatable).")
     ] = None,
+    new: Annotated[str, value("NAME", "Write a commented kernel to start from to NAME.cl, and end.")] = "",
+    like: Annotated[str, value("KIND", "What --new writes.", autocompletion=_kinds)] = "simple",
     seconds: Annotated[float, value("N", "Seconds without a result until a kernel counts as endless.", min=1)] = 20.0,
     json_file: JsonFile = None,
     seed: Seed = None,
@@ -68,6 +79,13 @@ def check_kernel(
     from ..lab.lab_kernel import load_file
     from ..lab.lab_run import USUAL_SUITES, LabRun
 
+    if new:
+        from ..lab.new_kernel import write_new
+
+        print(f"{write_new(new, like)} is written; `clrope lab` checks it")
+        return
+    if not path:
+        raise ConfigError("KERNEL: not given; a kernel file is needed, or --new NAME")
     file = load_file(path, contract, options=option or [], kernel=kernel)
     silent = json_file == "-"
     if races:

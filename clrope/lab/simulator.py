@@ -151,7 +151,9 @@ def simulate(
         )
         text = log.read_text(errors="replace") if log.exists() else ""
     if result.outcome != "ok":
-        report.problem = f"{result.reason}{': ' if result.output else ''}{result.output[-500:]}"
+        # Of a crash the output says nothing: it ends in remarks on what PyOpenCL asks of devices.
+        told = "" if result.outcome == "crash" else result.output[-500:]
+        report.problem = f"{result.reason}{': ' if told else ''}{told}"
     report.findings = [
         Finding(f.kind, f.message, f.line, f.text, f.kind in waivers or f"{f.kind}:{f.line}" in waivers)
         for f in read_log(text, file.source)
