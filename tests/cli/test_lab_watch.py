@@ -1,0 +1,81 @@
+"""`clrope lab --watch` runs again after each change of the file, until Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cli_process import HANGING, start
+
+from clrope import DeviceInfo
+from clrope.cli.lab_watch import changes
+from clrope.lab.lab_kernel import load_file
+from clrope.lab.lab_run import LabDeviceReport, LabReport, LabResult
+from clrope.lab.lab_trial import LabOutcome
+from clrope.lab.new_kernel import write_new
+from clrope.suite.conformance import Target
+
+
+def report(path: Path, *statuses: str) -> LabReport:
+    """Return a made-up report: case k of suite seed has the k-th status."""
+    results = [LabResult("seed", f"case {k}", LabOutcome(status), 0.0) for k, status in enumerate(statuses)]
+    device = LabDeviceReport(Target("intel 0:0", None, "", False), results)
+    return LabReport(load_file(path), "k()", 1, ["seed"], [device])
+
+
+def test_changes(tmp_path: Path) -> None:
+    path = write_new(str(tmp_path / "mine"), "simple")
+    right, wrong = report(path, "right", "right", "right"), report(path, "right", "wrong", "wrong")
+    assert list(changes(wrong, right)) == [
+        "changed: intel 0:0 seed: wrong to right; 2 cases are right now, 0 no longer"
+    ]
+    assert list(changes(right, wrong)) == [
+        "changed: intel 0:0 seed: right to wrong; 0 cases are right now, 2 no longer"
+    ]
+    other = report(path, "wrong", "right", "wrong")
+    assert list(changes(wrong, other)) == ["changed: intel 0:0 seed: wrong; 1 cases are right now, 1 no longer"]
+    assert list(changes(right, right)) == ["changed: no verdict"]
+    elsewhere = replace(right, devices=[LabDeviceReport(Target("pocl 1:0", None, "", False))])
+    assert list(changes(right, elsewhere)) == ["changed: no verdict"]
+
+
+@pytest.mark.one_in(3)
+def test_a_kernel_that_is_mended_while_it_is_watched(device: DeviceInfo, tmp_path: Path) -> None:
+    path = write_new(str(tmp_path / "mine"), "simple")
+    right = path.read_text()
+    wrong = right.replace("a * c - b * s", "a * c + b * s")
+    assert wrong != right
+    path.write_text(wrong)
+    words = ["lab", path, "--watch", "--device", device.index, "--suite", "seed", "--filter", "type=f32 mode=2"]
+    with start(*words) as process:
+        assert process.stdout is not None
+        try:
+            shown = until("waiting for a change", process.stdout)
+            assert "diagnosis: " in shown
+            assert "NOT RIGHT" in shown
+            path.write_text("not a kernel")
+            until("waiting for a change", process.stdout)
+            path.write_text(right)
+            shown = until("waiting for a change", process.stdout)
+            assert "\nRIGHT: " in shown
+            assert "changed: " in shown
+            assert " seed: wrong to right; " in shown
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=HANGING)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert "has no __kernel function" in stderr
+    assert stderr.splitlines()[-1] == "clrope: interrupted"
+
+
+def until(text: str, lines: object) -> str:
+    """Read lines up to one that has a text."""
+    shown = ""
+    for line in lines:  # type: ignore[attr-defined]
+        shown += line
+        if text in line:
+            return shown
+    raise AssertionError(f"the output ended without {text!r}:\n{shown}")
