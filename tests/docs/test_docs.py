@@ -3,6 +3,7 @@
 Marks are HTML comments on the lines directly above a block:
 <!-- not run: reason -->  the block is left out
 <!-- needs: torch -->     a package without which the rest of the page is skipped
+<!-- needs: oclgrind -->  the simulator, without which the block is left out
 <!-- output -->           above a ```text block: what the block before prints; '...' stands for anything
 
 The blocks of a page run in their order, the Python ones in one namespace, in a temporary folder, on PoCL.
@@ -25,6 +26,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from clrope.errors import DeviceError
+from clrope.lab.meanings import MEANINGS
+from clrope.lab.simulator import find_oclgrind
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "bench" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -117,13 +122,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def has_oclgrind() -> bool:
+    try:
+        find_oclgrind()
+    except DeviceError:
+        return False
+    return True
+
+
 def run(page: Path, text: str) -> int:
     """Run the blocks of a page and return how many ran."""
     # A module, so that what the page defines can be found by name as in a user's script.
     module = types.ModuleType("page")
-    count, printed = 0, None
+    count, printed, left_out = 0, None, False
     for block in blocks(text):
         if "output" in block.marks:
+            if left_out:
+                continue
             assert printed is not None, f"{page}:{block.line}: output of no block"
             assert agree(block.text, printed), f"{page}:{block.line}: printed was\n{printed}"
             continue
@@ -132,7 +147,10 @@ def run(page: Path, text: str) -> int:
             continue
         assert not changes_the_machine(block), f"{page}:{block.line}: would install packages or write results"
         needed = block.mark("needs")
-        if needed is not None:
+        left_out = needed == "oclgrind" and not has_oclgrind()
+        if left_out:
+            continue
+        if needed not in (None, "oclgrind"):
             pytest.importorskip(needed)
         printed = in_python(block, page, vars(module)) if block.language == "python" else in_shell(block, page)
         count += 1
@@ -189,3 +207,10 @@ def test_every_page_is_in_the_site_s_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
     assert [page for page in pages if f": {page}\n" not in navigation] == []
+
+
+def test_the_table_of_meanings_is_the_lab_s() -> None:
+    page = (ROOT / "docs" / "lab.md").read_text(encoding="utf-8")
+    assert [row for row in MEANINGS.items() if f"\n| `{row[0]}` | {row[1]} |\n" not in page] == []
+    table = page.partition("\n### Meanings\n")[2].partition("\n### ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(MEANINGS)
