@@ -1,8 +1,8 @@
-"""The cache directory: where it is, whether this process may trust it, and folders and files in it.
+"""The cache directory: where it is, whether this process may trust it, folders and files in it; temporary files.
 
-What lies in it is loaded into the process (drivers' `.icd` files, PoCL's kernels), so it has to belong to the user, and
-nobody else may write to it. A directory that fails this, or that cannot be written, is not used: a temporary directory
-of the process takes its place, one warning says so, and nothing is remembered.
+What it contains is loaded into the process (compiled kernels), so it has to belong to the user, and nobody else may
+write to it. A directory that fails this, or that cannot be written, is not used: a temporary directory of the process
+takes its place, one warning says so, and nothing is remembered.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from .errors import CacheWarning, RopeError
 
 #: Where a temporary directory is made if the system's own place for them is full.
 _LAST_RESORT = "/dev/shm"
+#: What the folders of `temporary_files` begin with, and the age in seconds at which nobody uses one any more.
+_FILES = "clrope-files-"
+_OLD_S = 86400.0
 
 
 def cache_dir() -> Path:
@@ -82,22 +86,14 @@ def temporary_dir() -> Path:
 
 @functools.cache
 def _temporary_dir(pid: int) -> Path:
-    reasons = []
-    for place in (None, _LAST_RESORT):
-        try:
-            folder = tempfile.mkdtemp(prefix="clrope-", dir=place)
-            break
-        except OSError as error:
-            reasons.append(f"{place or 'the temporary directory'}: {error.strerror or error}")
-    else:
-        raise RopeError(f"no directory can be made for files of this process ({'; '.join(reasons)}); set TMPDIR")
+    folder = _new_folder("clrope-", {})
 
     def remove() -> None:
         if os.getpid() == pid:  # not at the end of a forked child
             shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(remove)
-    return Path(folder)
+    return folder
 
 
 def subfolder(name: str) -> Path:
@@ -115,48 +111,40 @@ def subfolder(name: str) -> Path:
     raise RopeError(f"{path}: {reason}")
 
 
-def exact_folder(name: str, files: Mapping[str, str]) -> Path:
-    """Return a folder that holds just these files: one that is there is compared, and replaced where it differs."""
-    parent, last = os.path.split(name)
-    folder = subfolder(parent) / last
-    if _holds(folder, files):
-        return folder
-    with contextlib.suppress(OSError):
-        new = _new_folder(folder.parent, files)
-        try:
-            if folder.exists():
-                folder.rename(new / ".old")
-            new.rename(folder)
-            shutil.rmtree(folder / ".old", ignore_errors=True)
-        except OSError:  # another process was quicker
-            shutil.rmtree(new, ignore_errors=True)
-    if _holds(folder, files):
-        return folder
+@contextlib.contextmanager
+def temporary_files(files: Mapping[str, str]) -> Iterator[Path]:
+    """Yield a new folder, mode 700, with these files, mode 600; it goes at the end of the `with`."""
+    folder = _new_folder(_FILES, files)
     try:
-        return _new_folder(temporary_dir(), files)
-    except OSError as error:
-        raise RopeError(f"{folder}: cannot be written ({error.strerror or error})") from error
-
-
-def _holds(folder: Path, files: Mapping[str, str]) -> bool:
-    try:
-        if folder.is_symlink() or distrust(folder) or set(os.listdir(folder)) != set(files):
-            return False
-        paths = {folder / name: text for name, text in files.items()}
-        return all(not p.is_symlink() and not distrust(p) and p.read_text("utf-8") == t for p, t in paths.items())
-    except (OSError, ValueError):
-        return False
-
-
-def _new_folder(parent: Path, files: Mapping[str, str]) -> Path:
-    folder = Path(tempfile.mkdtemp(dir=parent, prefix=".new-"))
-    try:
-        for name, text in files.items():
-            write_atomically(folder / name, text)
-    except BaseException:
+        _remove_old(folder)
+        yield folder
+    finally:
         shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return folder
+
+
+def _remove_old(folder: Path) -> None:
+    """Remove what killed processes of this user left next to a folder of `temporary_files`."""
+    for old in folder.parent.glob(f"{_FILES}*"):
+        with contextlib.suppress(OSError):
+            status = old.lstat()
+            if status.st_mtime < time.time() - _OLD_S and status.st_uid == folder.stat().st_uid:
+                shutil.rmtree(old)
+
+
+def _new_folder(prefix: str, files: Mapping[str, str]) -> Path:
+    reasons = []
+    for place in (None, _LAST_RESORT):
+        folder = None
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+            for name, text in files.items():
+                write_atomically(folder / name, text)
+            return folder
+        except OSError as error:
+            reasons.append(f"{place or 'the temporary directory'}: {error.strerror or error}")
+            if folder:
+                shutil.rmtree(folder, ignore_errors=True)
+    raise RopeError(f"no directory can be made for files of this process ({'; '.join(reasons)}); set TMPDIR")
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

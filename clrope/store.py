@@ -107,7 +107,8 @@ class Store(Generic[T]):
             entry = msgspec.convert(data, _Entry)
             if entry.expires is None or time.time() <= entry.expires:
                 return msgspec.convert(entry.record, self.kind)
-        except (ValueError, OverflowError, RecursionError):  # ValidationError is a ValueError
+        # msgspec up to 0.20: its errors are no ValueErrors, and an integer beyond float64 is a SystemError.
+        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, SystemError):
             pass
         return None
 

@@ -1,16 +1,18 @@
-"""What lies in the cache directory is loaded into the process: nobody else may have put it there."""
+"""What the cache directory contains is loaded into the process: nobody else may have put it there."""
 
 from __future__ import annotations
 
 import os
 import stat
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from clrope.cache_folder import cache_dir, distrust, exact_folder, subfolder, warn_once, write_atomically
-from clrope.errors import CacheWarning
+from clrope import cache_folder
+from clrope.cache_folder import cache_dir, distrust, subfolder, temporary_files, warn_once, write_atomically
+from clrope.errors import CacheWarning, RopeError
 from clrope.store import Store
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="owners and modes are POSIX")
@@ -33,14 +35,13 @@ def test_everything_in_it_is_the_users_alone(cache: Path, monkeypatch: pytest.Mo
     before = os.umask(0)
     try:
         Store("things", dict).put("a", {"b": 1})
-        folder = exact_folder("icd/abc", FILES)
+        folder = subfolder("pocl/name")
     finally:
         os.umask(before)
-    assert folder == cache / "icd" / "abc"
+    assert folder == cache / "pocl" / "name"
     found = {path.relative_to(cache).as_posix(): mode(path) for path in [cache, *cache.rglob("*")]}
     assert found == {
-        ".": 0o700, "icd": 0o700, "icd/abc": 0o700, "icd/abc/one.icd": 0o600, "icd/abc/two.icd": 0o600,
-        "things.json": 0o600, "things.lock": 0o600,
+        ".": 0o700, "pocl": 0o700, "pocl/name": 0o700, "things.json": 0o600, "things.lock": 0o600,
     }  # fmt: skip
 
 
@@ -90,38 +91,61 @@ def test_a_directory_that_cannot_be_made(cache: Path, name: str, monkeypatch: py
             assert not str(cache_dir()).startswith(str(cache))
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda folder: (folder / "one.icd").write_text("/tmp/evil.so\n"),
-        lambda folder: (folder / "three.icd").write_text("/tmp/evil.so\n"),
-        lambda folder: (folder / "one.icd").unlink(),
-        lambda folder: (folder / "one.icd").chmod(0o666),
-        lambda folder: folder.chmod(0o777),
-        lambda folder: (folder / "folder").mkdir(),
-        lambda folder: (folder / "one.icd").unlink() or (folder / "one.icd").symlink_to(folder / "two.icd"),
-        lambda folder: folder.rename(folder.parent / "moved") and folder.symlink_to(folder.parent / "moved"),
-    ],
-    ids=range(8),
-)
-def test_what_is_loaded_is_compared(cache: Path, damage: object) -> None:
-    folder = exact_folder("icd/abc", FILES)
-    assert exact_folder("icd/abc", FILES) == folder
-    inodes = {p.name: p.stat().st_ino for p in folder.iterdir()}
-    damage(folder)  # type: ignore[operator]
-    again = exact_folder("icd/abc", FILES)
-    assert {p.name: p.read_text() for p in again.iterdir()} == FILES
-    assert not distrust(again)
-    assert {p.name: p.stat().st_ino for p in again.iterdir()} != inodes
+def test_temporary_files_go(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, others, busy = (tmp_path / f"clrope-files-{name}" for name in ("left", "others", "busy"))
+    for folder in (left, busy):
+        folder.mkdir()
+        (folder / "one.icd").write_text("")
+    others.symlink_to(cache.parent)
+    os.utime(left, (0, 0))
+    before = os.umask(0)
+    try:
+        with temporary_files(FILES) as folder:
+            assert mode(folder) == 0o700
+            assert {p.name: (p.read_text(), mode(p)) for p in folder.iterdir()} == {
+                n: (t, 0o600) for n, t in FILES.items()
+            }
+            assert folder.parent == tmp_path
+            assert not left.exists()
+    finally:
+        os.umask(before)
+    assert not folder.exists()
+    assert (busy / "one.icd").exists()
+    assert cache.parent.exists()
+    with pytest.raises(KeyboardInterrupt), temporary_files(FILES) as folder:
+        raise KeyboardInterrupt
+    assert not folder.exists()
+
+
+def test_temporary_files_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    write = cache_folder.write_atomically
+
+    def refuse(path: Path, content: str) -> None:
+        if full in path.parents:
+            raise OSError(28, "No space left on device")
+        write(path, content)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(full))
+    monkeypatch.setattr(cache_folder, "write_atomically", refuse)
+    monkeypatch.setattr(cache_folder, "_LAST_RESORT", str(tmp_path))
+    with temporary_files(FILES) as folder:
+        assert sorted(p.name for p in folder.iterdir()) == sorted(FILES)
+        assert folder.parent == tmp_path
+    monkeypatch.setattr(cache_folder, "_LAST_RESORT", str(full))
+    with pytest.raises(RopeError, match=r"no directory can be made .*No space left"), temporary_files(FILES):
+        pass
+    assert not list(full.iterdir())
 
 
 def test_a_subfolder_that_others_may_write_to_is_not_used(cache: Path) -> None:
-    folder = subfolder("icd")
+    folder = subfolder("pocl")
     folder.chmod(0o777)
     with pytest.warns(CacheWarning, match=f"{folder} is not used"):
-        other = exact_folder("icd/abc", FILES)
+        other = subfolder("pocl/name")
     assert cache not in other.parents
-    assert {p.name: p.read_text() for p in other.iterdir()} == FILES
 
 
 def test_a_write_that_fails_leaves_the_old_file(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

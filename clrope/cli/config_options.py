@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args
 
 from ..config import RopeConfig
 from ..errors import ConfigError, RopeError
@@ -54,10 +54,10 @@ def takes_config(command: Callable[..., None]) -> Callable[..., None]:
 
     A parameter that may be None is None if no such option is given.
     """
-    # Typer reads a signature whose annotations are objects, not texts.
-    hints = get_type_hints(command, include_extras=True)
-    first, *others = inspect.signature(command).parameters.values()
-    optional = type(None) in get_args(hints[first.name])
+    # Typer reads a signature whose annotations are objects, not texts. Not `get_type_hints`, which in Python 3.10 hides
+    # an `Annotated` with the default None in an `Optional`.
+    first, *own = inspect.signature(command, eval_str=True).parameters.values()
+    optional = type(None) in get_args(first.annotation)
 
     @functools.wraps(command)
     def wrapped(**values: Any) -> None:
@@ -65,7 +65,6 @@ def takes_config(command: Callable[..., None]) -> Callable[..., None]:
         given = {name: value for name, value in options.items() if value is not None}
         command(_read_config(given) if given or not optional else None, **values)
 
-    own = [p.replace(annotation=hints[p.name]) for p in others]
     shared = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
         for name, annotation in _OPTIONS.items()

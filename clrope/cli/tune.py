@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -59,6 +60,8 @@ def tune_devices(
     tunings = [_remembered(t, wanted) if show else _tuned(t, budget, wanted, quiet) for t in targets]
     if as_json:
         print_json(_report(targets, tunings, errors))
+        for line in errors:
+            print(f"clrope: not tuned: {line}", file=sys.stderr)
     else:
         for target, tuning in zip(targets, tunings, strict=True):
             _print(target, tuning, details)

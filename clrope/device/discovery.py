@@ -96,18 +96,33 @@ from_cl_device = _DISCOVERY.from_cl_device
 
 
 def _discover(before: _Listing | None, refresh: bool) -> _Listing:
-    import pyopencl as cl
-
     plan = make_plan()
     started = before.started if before else already_started(plan)
     plan, seen = enumerate_devices(plan, refresh=refresh)
     if not seen.safe:
         entries = [_broken_entry(plan, b) for b in seen.broken]
         return _Listing(os.getpid(), [*_out_of_reach(plan, seen), *entries], started)
-    environment = plan.environment()
-    decisions = _decide_pocl(plan, seen, environment, refresh)
+    with plan.environment() as environment:
+        out, counted = _query(plan, seen, environment, started, refresh)
+    hidden = _hidden(plan, seen, counted, started)
+    if hidden and not started:
+        # The stored enumeration may be out of date (a device was removed): query again before reporting.
+        _, seen = enumerate_devices(plan, refresh=True)
+        hidden = _hidden(plan, seen, counted, started)
+    entries = [_broken_entry(plan, b) for b in seen.broken]
+    entries += [_unloaded_entry(plan, library, message) for library, message in seen.unloaded.items()]
+    return _Listing(os.getpid(), [*out, *hidden, *entries, *_passed_over(plan)], started)
+
+
+def _query(
+    plan: LoaderPlan, seen: Enumeration, environment: dict[str, str | None], started: bool, refresh: bool
+) -> tuple[list[DeviceInfo], Counter[tuple[str, ...]]]:
+    """Return the devices that this process sees, probed, and how often each identity is among them."""
+    import pyopencl as cl
+
+    decisions = _decide_pocl(seen, environment, refresh)
     caches = ChainMap(*(cache_environment(decision.cpu) for decision in decisions.values()))
-    with applied({**environment, **caches}, plan.pyopencl_home()):
+    with applied({**environment, **caches}):
         platforms = list_platforms(cl)
         found = [(p, d, device) for p, pl in enumerate(platforms) for d, device in enumerate(_devices_of(cl, pl))]
     simulate_unknown_cpu(device for _, _, device in found)
@@ -120,8 +135,8 @@ def _discover(before: _Listing | None, refresh: bool) -> _Listing:
         counted[tuple(device_id)] += 1
         cpu, problem, notes = _planned_repair(device, decisions, started)
         health = problem or examine(
-            _health_key(device, cpu), device_id, ordinal, {**environment, **cache_environment(cpu)},
-            plan.pyopencl_home(), cpu, refresh=refresh,
+            _health_key(device, cpu), device_id, ordinal, {**environment, **cache_environment(cpu)}, cpu,
+            refresh=refresh,
         )  # fmt: skip
         if not problem:
             why = decisions.get(device.platform.version, Decision("", "")).reason
@@ -130,14 +145,7 @@ def _discover(before: _Listing | None, refresh: bool) -> _Listing:
         prepare = partial(repair_cpu, cpu=cpu) if cpu else None
         known = {"health": health, "loader": plan.loader, "pocl_cpu": cpu, "notes": notes}
         out.append(describe(device, p, d, **known, _prepare=prepare))
-    hidden = _hidden(plan, seen, counted, started)
-    if hidden and not started:
-        # The stored enumeration may be out of date (a device was removed): query again before reporting.
-        _, seen = enumerate_devices(plan, refresh=True)
-        hidden = _hidden(plan, seen, counted, started)
-    entries = [_broken_entry(plan, b) for b in seen.broken]
-    entries += [_unloaded_entry(plan, library, message) for library, message in seen.unloaded.items()]
-    return _Listing(os.getpid(), [*out, *hidden, *entries, *_passed_over(plan)], started)
+    return out, counted
 
 
 def _devices_of(cl: Any, platform: pyopencl.Platform) -> list[pyopencl.Device]:
@@ -152,13 +160,10 @@ def _health_key(device: pyopencl.Device, cpu: str) -> str:
     return health_key(identity(device), device.version, device.platform.version, [library, *stamp(library)], cpu)
 
 
-def _decide_pocl(
-    plan: LoaderPlan, seen: Enumeration, environment: dict[str, str | None], refresh: bool
-) -> dict[str, Decision]:
+def _decide_pocl(seen: Enumeration, environment: dict[str, str | None], refresh: bool) -> dict[str, Decision]:
     broken = {device.platform_version: list(device.id) for device in reversed(seen.devices) if device.pocl_broken}
     return {
-        version: decide_cpu(device_id, version, environment, plan.pyopencl_home(), refresh=refresh)
-        for version, device_id in broken.items()
+        version: decide_cpu(device_id, version, environment, refresh=refresh) for version, device_id in broken.items()
     }
 
 

@@ -90,8 +90,8 @@ def _find_out(plan: LoaderPlan, whole: ChildResult) -> Enumeration:
 
 
 def _ask(plan: LoaderPlan) -> ChildResult:
-    job = {"job": "enumerate", "pyopencl_home": plan.pyopencl_home(), "libraries": [i.library for i in plan.icds]}
-    return run_child(job, plan.environment())
+    with plan.environment() as environment:
+        return run_child({"job": "enumerate", "libraries": [i.library for i in plan.icds]}, environment)
 
 
 def _devices(result: ChildResult) -> list[SeenDevice]:

@@ -56,7 +56,6 @@ def examine(
     device_id: list[str],
     ordinal: int,
     environment: dict[str, str | None],
-    pyopencl_home: str | None,
     pocl_cpu: str,
     *,
     refresh: bool = False,
@@ -65,10 +64,7 @@ def examine(
     known = None if refresh else remembered(key)
     if known:
         return known
-    job = {
-        "job": "probe", "id": device_id, "ordinal": ordinal, "rate": True,
-        "pocl_cpu": pocl_cpu, "pyopencl_home": pyopencl_home,
-    }  # fmt: skip
+    job = {"job": "probe", "id": device_id, "ordinal": ordinal, "rate": True, "pocl_cpu": pocl_cpu}
     result = run_child(job, environment)
     if result.outcome == "unavailable":
         return Health("unknown", "", f"not probed: {result.reason}")

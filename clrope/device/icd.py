@@ -4,8 +4,9 @@ The loader reads, once, at the first platform query: a directory of `.icd` files
 `OPENCL_VENDOR_PATH` if set, else a path compiled in) and, if it is the one inside PyOpenCL's wheel, also
 `$PYOPENCL_HOME/.libs/*.icd`. Intel's pip package brings an `.icd` file whose path is a placeholder, so nothing reads
 it. Where that runtime is found, a directory of our own, holding every `.icd` of the system's directory and one for
-Intel's library, takes the place of the system's for the first query of this process; nothing on the system changes,
-and a user's own variable is left alone. The same mechanism leaves out a driver that crashes.
+Intel's library, takes the place of the system's for the first query of a process; nothing on the system changes, and a
+user's own variable is left alone. The same mechanism leaves out a driver that crashes. That directory is new for each
+query and goes after it, so nobody can have changed it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..cache_folder import exact_folder
+from ..cache_folder import temporary_files
 from .procmem import loaded_libraries
 
 Origin = Literal["system", "wheel", "pip", "user"]
@@ -80,18 +81,20 @@ class LoaderPlan:
         """Return the plan that loads just these drivers."""
         return replace(self, icds=icds, own_directory=True, without_wheel=True)
 
-    def environment(self) -> dict[str, str | None]:
-        """Return the changes to the environment (None: remove) under which the loader follows this plan."""
-        if not self.own_directory:
-            return {}
-        listed = [icd for icd in self.icds if icd.origin != "wheel" or self.without_wheel]
-        return {"OCL_ICD_VENDORS": str(_directory(listed)), "OPENCL_VENDOR_PATH": None}
+    @contextlib.contextmanager
+    def environment(self) -> Iterator[dict[str, str | None]]:
+        """Yield the changes to the environment (None: remove) under which the loader follows this plan.
 
-    def pyopencl_home(self) -> str | None:
-        """Return the value `PYOPENCL_HOME` must have at the first query, after PyOpenCL's import; None: as it is."""
-        if not self.without_wheel:
-            return None
-        return str(exact_folder("icd/no-wheel/.libs", {}).parent)
+        They name a directory that is there inside the `with`. `PYOPENCL_HOME` has to be set after PyOpenCL's import.
+        """
+        if not self.own_directory:
+            yield {}
+            return
+        listed = [icd for icd in self.icds if icd.origin != "wheel" or self.without_wheel]
+        files = {f"{i:02d}.icd": icd.library + "\n" for i, icd in enumerate(listed)}
+        with temporary_files(files) as folder:
+            changes: dict[str, str | None] = {"OCL_ICD_VENDORS": str(folder), "OPENCL_VENDOR_PATH": None}
+            yield changes | ({"PYOPENCL_HOME": str(folder)} if self.without_wheel else {})
 
     def fingerprint(self) -> str:
         """Return a key that changes whenever another set of devices may show up."""
@@ -132,14 +135,11 @@ def make_plan() -> LoaderPlan:
 
 
 @contextlib.contextmanager
-def applied(changes: dict[str, str | None], pyopencl_home: str | None) -> Iterator[None]:
+def applied(changes: dict[str, str | None]) -> Iterator[None]:
     """Change the process environment for the first platform query, and put it back."""
-    wanted = dict(changes)
-    if pyopencl_home is not None:
-        wanted["PYOPENCL_HOME"] = pyopencl_home
-    before = {name: os.environ.get(name) for name in wanted}
+    before = {name: os.environ.get(name) for name in changes}
     try:
-        _set(wanted)
+        _set(changes)
         yield
     finally:
         _set(before)
@@ -218,13 +218,6 @@ def _pip_intel() -> Icd | None:
         if os.path.exists(library):
             return Icd(library, library, "pip")
     return None
-
-
-def _directory(icds: list[Icd]) -> Path:
-    """Return a directory of `.icd` files for these drivers; its name is a hash of its content."""
-    names = [f"{i:02d}-{re.sub(r'[^A-Za-z0-9_.-]', '_', Path(icd.path).stem)}.icd" for i, icd in enumerate(icds)]
-    files = {name: icd.library + "\n" for name, icd in zip(names, icds, strict=True)}
-    return exact_folder(f"icd/{hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()[:16]}", files)
 
 
 def _first_line(path: str) -> str:

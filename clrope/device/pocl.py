@@ -184,7 +184,6 @@ def decide_cpu(
     device_id: list[str],
     platform_version: str,
     environment: dict[str, str | None],
-    pyopencl_home: str | None,
     *,
     refresh: bool = False,
 ) -> Decision:
@@ -198,7 +197,7 @@ def decide_cpu(
         return known
 
     def trial(cpu: str) -> dict[str, Any]:
-        job = {"job": "probe", "id": device_id, "wide": True, "pocl_cpu": cpu, "pyopencl_home": pyopencl_home}
+        job = {"job": "probe", "id": device_id, "wide": True, "pocl_cpu": cpu}
         result = run_child(job, {**environment, **cache_environment(cpu or UNKNOWN)})
         return result.answer if result.outcome == "ok" else {"cause": result.outcome, "reason": result.reason}
 

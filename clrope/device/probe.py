@@ -107,10 +107,11 @@ def _work(job: dict[str, Any], write: Write) -> dict[str, Any]:
         write(stage=doing)
 
     stage(IMPORTING)
+    home = os.environ.get("PYOPENCL_HOME")  # PyOpenCL's import sets it to its own folder
     import pyopencl as cl
 
-    if job.get("pyopencl_home"):
-        os.environ["PYOPENCL_HOME"] = job["pyopencl_home"]
+    if home:
+        os.environ["PYOPENCL_HOME"] = home
     stage("loading the drivers")
     platforms = list_platforms(cl)
     if job["job"] == "enumerate":

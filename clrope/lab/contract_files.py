@@ -101,7 +101,7 @@ def contract_of_file(path: Path) -> tuple[Contract, Path | None]:
         return _of_kernel_tuner(msgspec.json.decode(data, type=_KernelTuner), path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read as a contract ({error.strerror or error})") from error
-    except (ValueError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{path}: is no contract ({error})") from error

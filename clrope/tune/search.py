@@ -36,6 +36,8 @@ _LONGEST_RUN = 0.1
 _LONGEST_FILL = 1.0
 #: Seconds below which a group is not started.
 _LEAST_SECONDS = 1.0
+#: Variants that hang until no other one is tried after the time is over: the driver may hang at each.
+_MOST_HANGING = 2
 
 Progress = Callable[[str, int, int], None]
 
@@ -152,6 +154,10 @@ class _Group:
             cases = [p for p in self.keys if p not in self.timed]
             left = deadline - time.monotonic()
             if not cases or (left < _LEAST_SECONDS and self.timed):
+                break
+            hanging = sum(result.outcome == "timeout" for result in self.failed.values())
+            if left < _LEAST_SECONDS and hanging >= _MOST_HANGING:
+                self.errors.append(f"ended after {hanging} variants that hang; {len(todo)} were not tried")
                 break
             # After crashes the time may be over with nothing measured: then a little more.
             left = max(left, 4 * _LEAST_SECONDS)

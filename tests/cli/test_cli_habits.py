@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import inspect
 import json
 import os
 import pty
@@ -12,11 +13,12 @@ import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
 from cli_process import HANGING, ROOT, start
+from typer.models import OptionInfo
 
 from clrope import DeviceInfo
 from clrope.cli.main import COMMANDS, app
@@ -48,6 +50,32 @@ CALLED = {
 def options_of(name: str) -> dict[str, Any]:
     command: Any = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
     return {option: p for p in command.params for option in p.opts}
+
+
+def declared(annotation: Any) -> Any:
+    """Return the `typer.Option` of a parameter, in whatever the annotation is wrapped; None for an argument."""
+    for part in (*getattr(annotation, "__metadata__", ()), *get_args(annotation)):
+        found = part if isinstance(part, OptionInfo) else declared(part)
+        if found:
+            return found
+    return None
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_declared_option_is_there(name: str) -> None:
+    """Whatever Python's version makes of annotations with the default None."""
+    command = inspect.unwrap(COMMANDS[name])
+    hints = {p.name: declared(p.annotation) for p in inspect.signature(command, eval_str=True).parameters.values()}
+    wanted = {p: option for p, option in hints.items() if option}
+    assert wanted
+    found: Any = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    params = {p.name: p for p in found.params}
+    for parameter, option in wanted.items():
+        assert params[parameter].help == option.help, parameter
+        assert params[parameter].metavar == option.metavar, parameter
+        assert params[parameter].opts[0].startswith("--"), parameter
+        names = [n for n in (option.default, *(option.param_decls or ())) if isinstance(n, str)]
+        assert not names or params[parameter].opts == names, parameter
 
 
 def replaced(name: str, what: str) -> str:

@@ -92,7 +92,7 @@ def test_an_exception_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_child_that_never_loads_opencl_blames_no_driver(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ending(monkeypatch, "sys.exit(3)", child.IMPORTING).outcome == "unavailable"
-    found = health.examine("k", ["p", "d", "v"], 0, {}, None, "")
+    found = health.examine("k", ["p", "d", "v"], 0, {}, "")
     assert found.status == "unknown"
     assert health.remembered("k") is None
     monkeypatch.setattr(child.sys, "executable", "")
@@ -116,7 +116,7 @@ def test_results_are_remembered_failures_not_for_ever(cache: Path, monkeypatch: 
         monkeypatch.setattr(health, "run_child", run)
 
     def examine(key: str, refresh: bool = False) -> Health:
-        return health.examine(key, ["p", "d", "v"], 0, {}, None, "", refresh=refresh)
+        return health.examine(key, ["p", "d", "v"], 0, {}, "", refresh=refresh)
 
     answer("")
     assert examine("good") == examine("good") == Health("ok", copy_gbs=3.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -137,6 +138,21 @@ def test_intels_runtime_from_pip_is_visible_with_the_others(script: Script, warm
     assert healthy(late["devices"])
 
 
+@pytest.mark.one_in(3)
+def test_the_cache_may_be_deleted_meanwhile(script: Script, warm: Path) -> None:
+    text = """
+import shutil
+def after_a_deletion(job, env=None):
+    shutil.rmtree(os.environ["CLROPE_CACHE_DIR"], ignore_errors=True)
+    return counted(job, env)
+enumeration.run_child = health.run_child = pocl.run_child = after_a_deletion
+show(devices=listing(), jobs=jobs)
+"""
+    done = script(text)
+    assert done["jobs"]
+    assert healthy(done["devices"]) == healthy(script("show(devices=listing())", warm)["devices"])
+
+
 def test_icd_files_that_are_passed_over(tmp_path: Path) -> None:
     real = tmp_path / "libreal.so"
     real.write_text("")
@@ -153,24 +169,33 @@ def test_the_directory_of_a_plan(cache: Path, clean: None, tmp_path: Path) -> No
     system = icd.Icd("/etc/OpenCL/vendors/a.icd", "liba.so", "system")
     wheel = icd.Icd("/site/.libs/pocl.icd", "/site/.libs/libpocl.so", "wheel")
     pip = icd.Icd("/env/lib/libintelocl.so", "/env/lib/libintelocl.so", "pip")
-    assert icd.LoaderPlan("", (system, wheel)).environment() == {}, "nothing to add, nothing to change"
+    folders = set()
+
+    def read(plan: icd.LoaderPlan) -> tuple[list[str], bool]:
+        """The libraries that the loader is given, and whether it still reads those of PyOpenCL's wheel."""
+        with plan.environment() as changes:
+            folder = Path(changes["OCL_ICD_VENDORS"] or "")
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+            assert changes["OPENCL_VENDOR_PATH"] is None
+            assert changes.get("PYOPENCL_HOME", str(folder)) == str(folder)
+            libraries = [p.read_text().strip() for p in sorted(folder.iterdir())]
+        assert not folder.exists()
+        assert folder not in folders, "each query has its own"
+        folders.add(folder)
+        return libraries, "PYOPENCL_HOME" not in changes
+
+    with icd.LoaderPlan("", (system, wheel)).environment() as changes:
+        assert changes == {}, "nothing to add, nothing to change"
     plan = icd.LoaderPlan("", (system, pip, wheel), own_directory=True)
-    assert plan.pyopencl_home() is None
-    folder = Path(plan.environment()["OCL_ICD_VENDORS"] or "")
-    assert cache in folder.parents
-    # The wheel's own are read by the loader in addition.
-    assert [p.read_text().strip() for p in sorted(folder.iterdir())] == [system.library, pip.library]
-    assert plan.environment()["OCL_ICD_VENDORS"] == str(folder)
+    assert read(plan) == ([system.library, pip.library], True)
     less = plan.without({wheel.path})
-    assert less.pyopencl_home()
-    assert list((Path(less.pyopencl_home() or "") / ".libs").iterdir()) == []
     assert less.icds == (system, pip)
-    rest = plan.without({system.path})
-    assert rest.pyopencl_home() is None
-    only = plan.only(wheel)
-    (named,) = Path(only.environment()["OCL_ICD_VENDORS"] or "").iterdir()
-    assert named.read_text().strip() == wheel.library
+    assert read(less) == ([system.library, pip.library], False)
+    assert read(plan.without({system.path})) == ([pip.library], True)
+    assert read(plan.only(wheel)) == ([wheel.library], False)
     assert plan.without({"/no/such.icd"}) == plan
+    assert read(plan)[1]
+    assert not list(cache.rglob("*.icd")), "nothing is kept"
 
 
 def test_the_loaders_own_directory_is_read_from_it(tmp_path: Path) -> None:
@@ -183,7 +208,7 @@ def test_the_loaders_own_directory_is_read_from_it(tmp_path: Path) -> None:
 def test_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENCL_VENDOR_PATH", "theirs")
     monkeypatch.delenv("OCL_ICD_VENDORS", raising=False)
-    with icd.applied({"OCL_ICD_VENDORS": "ours", "OPENCL_VENDOR_PATH": None}, None):
+    with icd.applied({"OCL_ICD_VENDORS": "ours", "OPENCL_VENDOR_PATH": None}):
         assert os.environ["OCL_ICD_VENDORS"] == "ours"
         assert "OPENCL_VENDOR_PATH" not in os.environ
     assert os.environ["OPENCL_VENDOR_PATH"] == "theirs"

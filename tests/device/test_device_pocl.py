@@ -159,7 +159,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, working: str) -> list[str]:
 
 
 def decide(**more: Any) -> pocl.Decision:
-    return pocl.decide_cpu(["p", "d", "v"], VERSION, {}, None, **more)
+    return pocl.decide_cpu(["p", "d", "v"], VERSION, {}, **more)
 
 
 def test_the_first_name_that_works_is_taken_and_remembered(

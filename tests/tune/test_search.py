@@ -172,6 +172,31 @@ def test_the_child_dies_at_each_step(cpu: clrope.DeviceInfo, cache: Path, monkey
     assert "only for comparison" in result.errors[0]
 
 
+def test_a_driver_that_hangs_at_each_variant(
+    cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two may hang after the time is over; then nothing else is tried. Within the time each is."""
+    now = 0.0
+    variants = [STRIDED, GOOD, BEST, *BROKEN]
+
+    def run(job: dict[str, Any], env: object = None, **named: object) -> child.ChildResult:
+        nonlocal now
+        now += 30.0
+        if not job["todo"]:
+            return child.ChildResult("ok")
+        return child.ChildResult("timeout", {}, "no end", "", "", [{"begin": job["todo"][0]}])
+
+    monkeypatch.setattr(child, "run", run)
+    monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda: now, time=lambda: 0.0))
+    for seconds, tried in ((2.0, 2), (31.0, 2), (61.0, 3), (1e4, len(variants))):
+        result = tuned(cpu, variants, seconds)
+        assert [[o.outcome for o in record.results] for record in result.records] == [["timeout"] * tried] * len(KEYS)
+        left = len(variants) - tried
+        assert result.errors == (
+            [f"f32 neox: ended after {tried} variants that hang; {left} were not tried"] if left else []
+        )
+
+
 def test_large_is_from_memory(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets of buffers are used in turn, so many that none is in a cache when it comes again."""
     jobs: list[Any] = []

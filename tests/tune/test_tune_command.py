@@ -100,6 +100,11 @@ def test_an_unhealthy_device_says_why(cpu: clrope.DeviceInfo, cache: Path, monke
     assert "not tuned: " in text
     assert "it is ill" in text
     assert "what to do: rest" in text
+    done = CliRunner().invoke(app, ["tune", "--device", cpu.index, "--json"])
+    assert done.exit_code == 2
+    assert "it is ill" in json.loads(done.stdout)["not_tuned"][0]
+    assert done.stderr.startswith("clrope: not tuned: ")
+    assert "it is ill" in done.stderr
 
 
 def test_what_makes_no_sense() -> None:
