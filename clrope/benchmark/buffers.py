@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from ..device import DeviceInfo
 
 Bytes = npt.NDArray[np.uint8]
+#: Bytes of poison behind each block of a device.
+GUARD = 4096
 
 
 def sets_needed(workload: Workload, cache_bytes: int) -> int:
@@ -60,6 +63,29 @@ def tensors_of(workload: Workload, block: Bytes) -> list[npt.NDArray[Any]]:
     return [np.ndarray(shape, DTYPES[workload.dtype], block, at) for shape, at in _places(workload)]
 
 
+@dataclass(frozen=True)
+class Change:
+    """Another input made of a workload's: every value times `sign`, heads moved by `heads`; so is the result."""
+
+    sign: int = 1
+    heads: int = 0
+
+    @staticmethod
+    def drawn(draw: random.Random, workload: Workload) -> Change:
+        """Draw a change."""
+        return Change(draw.choice((1, -1)), draw.randrange(min(shape[2] for shape in workload.tensors)))
+
+    def of(self, tensor: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return a tensor [B, S, N, ...] changed; the tensor itself if nothing changes."""
+        if self == Change():
+            return tensor
+        return np.roll(tensor if self.sign > 0 else -tensor, self.heads, 2)
+
+
+#: The input as it is.
+UNCHANGED = Change()
+
+
 @dataclass(eq=False)
 class Inputs:
     """The block of input values of a workload, made once from a seed; every set begins as a copy of it."""
@@ -71,6 +97,13 @@ class Inputs:
     def tensors(self) -> list[npt.NDArray[Any]]:
         """The tensors, views of the block."""
         return tensors_of(self.workload, self.block)
+
+    def changed(self, change: Change) -> Bytes:
+        """Return a new block of the changed values."""
+        block = self.block.copy()
+        for to, tensor in zip(tensors_of(self.workload, block), self.tensors, strict=True):
+            to[...] = change.of(tensor)
+        return block
 
 
 def make_inputs(workload: Workload, seed: int) -> Inputs:
@@ -114,7 +147,10 @@ class HostSets:
 
 
 class DeviceSets:
-    """Sets in a device's memory: lists of OpenCL arrays `x[i]`, `y[i]` in the buffers `x_blocks[i]`, `y_blocks[i]`."""
+    """Sets in a device's memory: lists of OpenCL arrays `x[i]`, `y[i]` in the buffers `x_blocks[i]`, `y_blocks[i]`.
+
+    Behind the block of each buffer is a guard of poison.
+    """
 
     def __init__(self, queue: pyopencl.CommandQueue, device: DeviceInfo, inputs: Inputs) -> None:
         import pyopencl as cl
@@ -126,8 +162,9 @@ class DeviceSets:
 
         def buffers() -> list[Any]:
             flags = cl.mem_flags.READ_WRITE
-            return [cl.Buffer(queue.context, flags, inputs.block.size) for _ in range(self.count)]
+            return [cl.Buffer(queue.context, flags, inputs.block.size + GUARD) for _ in range(self.count)]
 
+        self.changes = [UNCHANGED] * self.count
         self.x_blocks = buffers()
         self.y_blocks = self.x_blocks if workload.in_place else buffers()
         self.x, self.y = self.on_queue(queue)
@@ -149,19 +186,42 @@ class DeviceSets:
 
     def reset(self, number: int) -> None:
         """Put the input values into a set and poison into its output."""
+        self.changes[number] = UNCHANGED
+        self._write(number, self.inputs.block, poisoned(self.inputs.block.size))
+
+    def change(self, number: int, change: Change, output: Bytes) -> None:
+        """Put changed input values into a set, and what is given into its output."""
+        self.changes[number] = change
+        self._write(number, self.inputs.changed(change), output)
+
+    def _write(self, number: int, x: Bytes, y: Bytes) -> None:
         import pyopencl as cl
 
-        if self.y_blocks[number] is not self.x_blocks[number]:
-            cl.enqueue_copy(self.queue, self.y_blocks[number], poisoned(self.inputs.block.size))
-        cl.enqueue_copy(self.queue, self.x_blocks[number], self.inputs.block)
+        guard = poisoned(GUARD)
+        for block, values in ((self.y_blocks[number], y), (self.x_blocks[number], x)):  # in place, x is the last
+            cl.enqueue_copy(self.queue, block, values)
+            cl.enqueue_copy(self.queue, block, guard, dst_offset=values.size)
         self.queue.finish()
 
     def read(self, number: int) -> Bytes:
         """Return the output block of a set."""
+        return self._read(self.y_blocks[number], self.inputs.block.size, 0)
+
+    def read_input(self, number: int) -> Bytes:
+        """Return the input block of a set."""
+        return self._read(self.x_blocks[number], self.inputs.block.size, 0)
+
+    def guards_changed(self, number: int) -> int:
+        """Return how many bytes behind the blocks of a set are no longer poison."""
+        size = self.inputs.block.size
+        guards = [self._read(blocks[number], GUARD, size) for blocks in (self.x_blocks, self.y_blocks)]
+        return sum(int(np.count_nonzero(guard != POISON)) for guard in guards)
+
+    def _read(self, block: Any, size: int, at: int) -> Bytes:
         import pyopencl as cl
 
-        out = np.empty(self.inputs.block.size, np.uint8)
-        cl.enqueue_copy(self.queue, out, self.y_blocks[number])
+        out = np.empty(size, np.uint8)
+        cl.enqueue_copy(self.queue, out, block, src_offset=at)
         return out
 
 

@@ -7,17 +7,19 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from .samples import Stats, in_round, stats
 
-Kind = Literal["clrope", "ceiling", "launch", "host", "peer"]
+Kind = Literal["clrope", "kernel", "ceiling", "launch", "host", "peer"]
 #: Seconds of work of one entry in a round.
 BLOCK_S = 0.03
 #: The most seconds of warm-up in a turn.
 WARM_UP_S = 0.25
 #: Timed calls in a row of entries that share a turn, and the warm-up calls before them.
 ALTERNATING, BEFORE_ALTERNATING = 20, 5
+#: Turns of an entry with audited calls, and audited calls in a row.
+AUDITED_TURNS, AUDITED_CALLS = 3, 2
 #: The most seconds to wait for spinning threads of the entry before.
 SETTLE_S = 0.5
 
@@ -37,6 +39,16 @@ class SetCursor:
     last: int = 0
 
 
+class Auditor(Protocol):
+    """Checks single timed calls; both take the number of the call's set."""
+
+    def prepare(self, number: int) -> None:
+        """Make the set's memory ready, before the call."""
+
+    def verify(self, number: int) -> None:
+        """Compare what the call did; raise `WrongResultError`."""
+
+
 @dataclass(eq=False)
 class BenchmarkEntry:
     """One call on several sets of buffers, set after set.
@@ -51,6 +63,7 @@ class BenchmarkEntry:
     turn_group: entries with the same group share their turns, a few calls each at a time. The time of a call of
                 microseconds depends on the processors of its threads, which differ from turn to turn.
     least_warm_up: the least number of warm-up calls of a turn.
+    audit:      checks some of the timed calls. problem: what it found; the entry has no more turns then.
     took:       nanoseconds of the fastest call of the calibration.
     """
 
@@ -69,6 +82,8 @@ class BenchmarkEntry:
     most_turns: int | None = None
     turn_group: str | None = None
     least_warm_up: int = 1
+    audit: Auditor | None = None
+    problem: str = ""
     nmse: float | None = None
     wall: list[int] = field(default_factory=list)
     cpu: list[int] = field(default_factory=list)
@@ -84,7 +99,7 @@ class BenchmarkEntry:
 
     def takes_part(self, number: int, count: int) -> bool:
         """Whether the entry has a turn in round `number` of `count`, counted from 0."""
-        return in_round(number, count if self.most_turns is None else self.most_turns, count)
+        return not self.problem and in_round(number, count if self.most_turns is None else self.most_turns, count)
 
     def end_turn(self) -> None:
         """Mark the end of a turn in what was measured."""
@@ -149,13 +164,23 @@ def calibrate(entry: BenchmarkEntry, calls: int) -> None:
     entry._in_a_row = max(1, min(calls, int(BLOCK_S * 1e9 / max(1, took))))
 
 
-def rounds(entries: Sequence[BenchmarkEntry], count: int, seed: int = 0, *, warm_up: bool = True) -> None:
+def rounds(
+    entries: Sequence[BenchmarkEntry],
+    count: int,
+    seed: int = 0,
+    *,
+    warm_up: bool = True,
+    turned: Callable[[], None] = lambda: None,
+) -> None:
     """Time the entries interleaved, `count` rounds, each in a new order; entries of one `turn_group` share a turn.
 
     seed: of the orders. A fixed order would become part of the ratios (docs/performance.md). warm_up: whether turns
     begin with untimed calls; without them many more rounds fit, of entries that meet the cache of the entry before.
+    turned: called after each turn.
     """
     draw = random.Random(seed)
+    # The first one too: an entry that is wrong is to be found at once.
+    audits = {0, *draw.sample(range(count), min(AUDITED_TURNS - 1, count))}
     alone = [[c] for c in entries if c.turn_group is None]
     groups = dict.fromkeys(c.turn_group for c in entries if c.turn_group is not None)
     order = alone + [[c for c in entries if c.turn_group == group] for group in groups]
@@ -168,17 +193,22 @@ def rounds(entries: Sequence[BenchmarkEntry], count: int, seed: int = 0, *, warm
             for group in order:
                 members = [c for c in group if c.takes_part(number, count)]
                 if members:
-                    _turn(members, draw, warm_up)
+                    _turn(members, draw, warm_up, audited=number in audits)
+                    turned()
     finally:
         if collecting:
             gc.enable()
 
 
-def _turn(members: list[BenchmarkEntry], draw: random.Random, warm_up: bool) -> None:
+def _turn(members: list[BenchmarkEntry], draw: random.Random, warm_up: bool, audited: bool) -> None:
     if warm_up:
         settle()
         for entry in members:
             _warm_up(entry)
+    if audited:
+        for entry in members:
+            _audited_calls(entry)
+        members = [entry for entry in members if not entry.problem]
     several = len(members) > 1
     left = {entry: entry._in_a_row for entry in members}
     while any(left.values()):
@@ -198,6 +228,38 @@ def _turn(members: list[BenchmarkEntry], draw: random.Random, warm_up: bool) -> 
                 if taken is not None:
                     entry.event.append(taken)
         entry.end_turn()
+
+
+def _audited_calls(entry: BenchmarkEntry) -> None:
+    """Make audited calls, which are timed; those of sets that are used several times in a row are not recorded.
+
+    Their sets are prepared beforehand. With several sets these then leave the cache, as do those of the other calls.
+    """
+    if entry.audit is None:
+        return
+    if entry.sets == 1:
+        for _ in range(AUDITED_CALLS):
+            entry.audit.prepare(0)
+            _timed(entry, record=False)
+            _verify(entry, 0)
+        return
+    count = min(AUDITED_CALLS, entry.sets - 1)
+    numbers = [(entry.cursor.last + entry.sets - k) % entry.sets for k in range(count)][::-1]
+    for number in numbers:
+        entry.audit.prepare(number)
+    while (entry.cursor.last + 1) % entry.sets != numbers[0]:
+        _timed(entry, record=False)
+    for number in numbers:
+        _timed(entry, record=True)
+        _verify(entry, number)
+
+
+def _verify(entry: BenchmarkEntry, number: int) -> None:
+    assert entry.audit is not None
+    try:
+        entry.audit.verify(number)
+    except WrongResultError as error:
+        entry.problem = entry.problem or str(error)
 
 
 def _warm_up(entry: BenchmarkEntry) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -13,9 +13,10 @@ from zlib import crc32
 
 from ..device import DeviceInfo
 from ..device.select import ALIASES
-from ..errors import ConfigError, RopeError
+from ..errors import ConfigError, RopeError, UnsupportedError
 from ..runtime import context_for
 from . import calls, processes
+from .audit import too_fast
 from .buffers import DeviceSets, HostSets, Inputs, block_bytes, make_inputs, sides, usable_cpus
 from .ceilings import Ceilings, host_copy
 from .entry import BenchmarkEntry, Kind, Refused, WrongResultError, calibrate, failure, rounds
@@ -28,6 +29,9 @@ from .workloads import Workload
 
 if TYPE_CHECKING:
     import pyopencl
+
+    from ..kernels.kernel import Kernel
+    from ..kernels.variant import Variant
 
 #: A ceiling that takes more times the best ceiling's time in the warm-up has only as many turns as peers.
 HOPELESS = 1.4
@@ -47,6 +51,7 @@ class Options:
     calls, latency_calls: the most calls in a row, for workloads of bytes a second and of time a call.
     peers:        names; none for all that are installed. threads: of the peers; 0: one for each usable processor.
     tiny:         short axes, for a trial without meaningful figures. processes: also measure first calls and memory.
+    others:       kernels of users, and variants, by name, to be measured as the chosen variant is.
     """
 
     rounds: int = 9
@@ -61,6 +66,7 @@ class Options:
     seed: int = 0
     tiny: bool = False
     processes: bool = False
+    others: Mapping[str, Kernel | Variant] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in TOLD[:6]:
@@ -144,12 +150,19 @@ def run(
 
 
 def measure(
-    workload: Workload, benches: Sequence[Bench], present: Sequence[BenchmarkPeer], options: Options
+    workload: Workload,
+    benches: Sequence[Bench],
+    present: Sequence[BenchmarkPeer],
+    options: Options,
+    doing: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
-    """Return the record of one workload: its entries, the number of buffer sets, the load."""
+    """Return the record of one workload: its entries, the number of buffer sets, the load.
+
+    doing: called with what is done next, some times a second; a kernel that never ends is known by it.
+    """
     record: dict[str, Any] = {"name": workload.name} | workload.to_dict() | {"load": load()}
     begun = time.perf_counter()
-    made = _Entries(workload, benches, present, options)
+    made = _Entries(workload, benches, present, options, doing)
     record |= {"": made.with_sets, "new": made.with_new_results, "step": made.with_steps}[workload.calls]()
     in_a_row = 1 if workload.calls else options.latency_calls if workload.latency else options.calls
     for entry in made.timed:
@@ -158,7 +171,10 @@ def measure(
         # Where a call takes no longer than waking threads, a slow ceiling may be the best one the next time.
         if entry.kind in ("peer", "host") or (not workload.latency and hopeless(entry, made.timed)):
             entry.most_turns = options.peer_rounds
-    rounds(made.timed, record.get("rounds", options.rounds), options.seed)
+    doing(f"timing {workload.name}")
+    count = record.get("rounds", options.rounds)
+    rounds(made.timed, count, options.seed, turned=lambda: doing(f"timing {workload.name}"))
+    made.leave_out_impossible()
     for prepared in made.prepared:
         if prepared.close is not None:
             prepared.close()
@@ -185,6 +201,7 @@ class _Entries:
     benches: Sequence[Bench]
     present: Sequence[BenchmarkPeer]
     options: Options
+    doing: Callable[[str], None]
     timed: list[BenchmarkEntry] = field(default_factory=list)
     failures: list[dict[str, Any]] = field(default_factory=list)
     prepared: list[Prepared] = field(default_factory=list)
@@ -198,7 +215,7 @@ class _Entries:
             yield
         except WrongResultError as error:
             self.failures.append(failure(kind, name, "wrong", str(error), label))
-        except Refused as error:
+        except (Refused, UnsupportedError) as error:
             self.failures.append(failure(kind, name, "refused", str(error), label))
         except Exception as error:
             if kind != "peer" and not isinstance(error, (RopeError, cl.Error)):
@@ -226,6 +243,14 @@ class _Entries:
                 made = make(peer)
                 self.prepared += [prepared for _, prepared in made]
                 self._take([entry for entry, _ in made], host)
+
+    def leave_out_impossible(self) -> None:
+        """Make failures of the entries whose timed calls were wrong, or faster than is possible."""
+        for entry in list(self.timed):
+            reason = entry.problem or (too_fast(entry, self.timed) if entry.audit is not None else "")
+            if reason:
+                self.timed.remove(entry)
+                self.failures.append(failure(entry.kind, entry.name, "wrong", reason, entry.device))
 
     def with_new_results(self) -> dict[str, int]:
         """Make the entries with new arrays for results; return fields of the record."""
@@ -281,7 +306,12 @@ class _Entries:
         # Profiling takes little time next to moving megabytes, and much next to an empty launch.
         sets = DeviceSets(bench.plain if workload.latency else bench.profiled, device, inputs)
         before = len(self.timed)
-        self._take([on_device(sets, bench.profiled, validate, label)], sets)
+        seed = self.options.seed
+        self._take([on_device(sets, bench.profiled, validate, label, seed=seed)], sets)
+        for number, (name, other) in enumerate(self.options.others.items(), 1):
+            self.doing(f"checking {name} on {workload.name}")
+            with self._attempt("kernel", name, label):
+                self._take([on_device(sets, bench.profiled, validate, label, other, name, seed + number)], sets)
         if workload.latency:
             self._take(bench.ceilings.launches(bench.plain))
         ceilings, failed = bench.ceilings.entries(sets)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..kernels.variant import Variant
 from ..operation import Rope
+from .audit import Audit
 from .buffers import DeviceSets, HostSets, check_sets, tensors_of
 from .entry import BenchmarkEntry
 from .validation import ResultCheck
@@ -17,7 +19,7 @@ from .validation import ResultCheck
 if TYPE_CHECKING:
     import pyopencl
 
-    from ..kernels.variant import Variant
+    from ..kernels.kernel import Kernel
 
 #: Position arrays of a `fresh` workload: more than the tables that the package keeps.
 FRESH = 12
@@ -50,14 +52,21 @@ def _taken(outputs: Sequence[Any]) -> list[Any]:
 
 
 def on_device(
-    sets: DeviceSets, profiled: pyopencl.CommandQueue, validate: ResultCheck, label: str, variant: Variant | None = None
+    sets: DeviceSets,
+    profiled: pyopencl.CommandQueue,
+    validate: ResultCheck,
+    label: str,
+    other: Kernel | Variant | None = None,
+    name: str = "arrays",
+    seed: int = 0,
 ) -> BenchmarkEntry:
     """Return `plan.run()` on OpenCL arrays, one plan a set. Where latency counts, the queue does not profile.
 
-    variant: the variant to use; the chosen variant, if None.
+    other: a variant, or a lab kernel, in place of the chosen variant. seed: of the audit.
     """
     workload, queue = sets.inputs.workload, sets.queue
-    plans = _plans(Rope(workload.config, queue, variant=variant), sets.x, sets.y, workload)
+    variant, kernel = (other, None) if isinstance(other, Variant) else (None, other)
+    plans = _plans(Rope(workload.config, queue, variant=variant, kernel=kernel), sets.x, sets.y, workload)
     fresh = cycle([workload.position_array(7 * i) for i in range(FRESH)] if workload.fresh else [None])
 
     def call(i: int) -> None:
@@ -72,7 +81,7 @@ def on_device(
 
     def with_times() -> Callable[[int], list[Any]]:
         x, y = sets.on_queue(profiled)
-        plans = _plans(Rope(workload.config, profiled, variant=variant), x, y, workload)
+        plans = _plans(Rope(workload.config, profiled, variant=variant, kernel=kernel), x, y, workload)
 
         def call(i: int) -> list[Any]:
             plans[i].run()
@@ -81,11 +90,12 @@ def on_device(
 
         return call
 
-    seen = {repr(variant): variant.to_dict() for variant in plans[0].variants}
+    seen = {repr(variant): variant.to_dict() for variant in plans[0].variants} if kernel is None else {}
     return BenchmarkEntry(
-        "clrope", "arrays", call, partial(check_sets, sets, result, validate), sets.count, workload.bytes_moved, label,
-        details={"variants": list(seen.values()), "launches": plans[0].launches},
+        "clrope" if other is None else "kernel", name, call, partial(check_sets, sets, result, validate), sets.count,
+        workload.bytes_moved, label, details={"variants": list(seen.values()), "launches": plans[0].launches},
         after=lambda i: _taken(sets.y[i]), profiled=None if profiled is queue else with_times(),
+        audit=None if workload.fresh else Audit(sets, validate, seed),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from .. import reference
 from ..compare import compare
 from ..testing import PEER_LIMITS
-from .buffers import Inputs
+from .buffers import UNCHANGED, Change, Inputs
 from .entry import WrongResultError
 
 #: Elements to compare with the reference.
@@ -39,10 +39,12 @@ class ResultCheck:
         self._shapes = [x.shape for x in inputs.tensors]
         self._norms = [_norms(x) for x in inputs.tensors]
 
-    def __call__(self, got: Sequence[npt.NDArray[Any]]) -> float:
-        """Return the NMSE of the tensors; raise `WrongResultError`."""
+    def __call__(self, got: Sequence[npt.NDArray[Any]], change: Change = UNCHANGED) -> float:
+        """Return the NMSE of the tensors, made of changed inputs; raise `WrongResultError`."""
         worst = 0.0
-        for number, (y, want, norms) in enumerate(zip(got, self._want, self._norms, strict=True)):
+        wants = [change.of(want) for want in self._want]
+        all_norms = [Change(heads=change.heads).of(norms) for norms in self._norms]
+        for number, (y, want, norms) in enumerate(zip(got, wants, all_norms, strict=True)):
             if y.shape != self._shapes[number]:
                 raise WrongResultError(f"tensor {number} has shape {list(y.shape)}, not {list(self._shapes[number])}")
             found = compare(np.ascontiguousarray(y[:, self._tokens]), want)

@@ -64,6 +64,16 @@ def check_kernel(
     waive: Annotated[
         list[str] | None, value("KIND[:LINE]", "Finding of --races that is intended, such as race:12 (repeatable).")
     ] = None,
+    bench: Annotated[
+        bool, flag("--bench", "Measure the speed beside clrope's kernels and the device's copies.")
+    ] = False,
+    against: Annotated[
+        list[str] | None, value("KERNEL", "Another kernel file for --bench, with lines of its own (repeatable).")
+    ] = None,
+    workload: Annotated[
+        list[str] | None, value("NAME", "Workload of --bench, as `clrope bench --list` shows them (repeatable).")
+    ] = None,
+    rounds: Annotated[int, value("N", "Rounds of --bench over all entries.", min=1)] = 7,
     watching: Annotated[bool, flag("--watch", "Run again whenever the file is saved, and say what changed.")] = False,
     new: Annotated[str, value("NAME", "Write a commented kernel to start from to NAME.cl, and end.")] = "",
     like: Annotated[str, value("KIND", "What --new writes.", autocompletion=_kinds)] = "simple",
@@ -84,6 +94,9 @@ def check_kernel(
         return
     if not path:
         raise ConfigError("KERNEL: not given; a kernel file is needed, or --new NAME")
+    for name, given in (("--against", against), ("--workload", workload)):
+        if given and not bench:
+            raise ConfigError(f"{name}: given without --bench")
     if waive and not races:
         raise ConfigError("--waive: given without --races, whose findings it waives")
     from ..lab import lab_kernel
@@ -95,6 +108,14 @@ def check_kernel(
         from .lab_races import find_races
 
         find_races(load_it(), contract, waive or [], seed or 0, json_file, quiet)
+        return
+
+    if bench:
+        from .lab_bench_command import bench_files
+
+        others = [lab_kernel.load_file(other) for other in against or []]
+        contracts = [contract, *(None for _ in others)]
+        bench_files([load_it(), *others], contracts, device or [], workload, rounds, seed, seconds, json_file, quiet)
         return
 
     def run_suites() -> LabReport:

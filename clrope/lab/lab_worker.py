@@ -43,7 +43,7 @@ def main() -> None:
 def _work(data: dict[str, Any], write: Write) -> dict[str, Any]:
     job = msgspec.convert(data, LabJob)
     write(stage="looking for the device")
-    device = _find(job)
+    device = find_device(job)
     file = load_file(job.path, job.contract, options=job.options, kernel=job.kernel)
     kernel = file.kernel_object()
     failed: dict[tuple[str, int], LabOutcome] = {}
@@ -75,7 +75,8 @@ def _build_failed(error: BuildError, dtype: str, device: DeviceInfo) -> LabOutco
     return LabOutcome("build error", detail=f"does not build; options: {options}\n" + "\n".join(lines).strip())
 
 
-def _find(job: LabJob) -> DeviceInfo:
+def find_device(job: LabJob) -> DeviceInfo:
+    """Return a job's device in this process."""
     same = [d for d in devices() if (d.simulator if job.simulator else d.key == job.device)]
     if len(same) <= job.ordinal or same[job.ordinal]._cl is None:
         raise DeviceError(f"device {job.device!r} is not there in a fresh process")

@@ -193,9 +193,9 @@ def test_repeats_are_records_of_their_own(device, seed):
 def test_where_latency_counts_what_uses_a_device_alike_shares_turns(devices, seed, monkeypatch):
     seen = []
 
-    def watched(entries, *rest):
+    def watched(entries, *rest, **more):
         seen.append({(c.device, c.kind, c.name): c.turn_group for c in entries})
-        rounds(entries, *rest)
+        rounds(entries, *rest, **more)
 
     monkeypatch.setattr("clrope.benchmark.measure.rounds", watched)
     chosen = select(["decode-1/f32/neox/out/forward", "gqa/f32/neox/out/forward"])
