@@ -207,7 +207,7 @@ def _turn(members: list[BenchmarkEntry], draw: random.Random, warm_up: bool, aud
             _warm_up(entry)
     if audited:
         for entry in members:
-            _audited_calls(entry)
+            _audited_calls(entry, draw)
         members = [entry for entry in members if not entry.problem]
     several = len(members) > 1
     left = {entry: entry._in_a_row for entry in members}
@@ -230,27 +230,26 @@ def _turn(members: list[BenchmarkEntry], draw: random.Random, warm_up: bool, aud
         entry.end_turn()
 
 
-def _audited_calls(entry: BenchmarkEntry) -> None:
-    """Make audited calls, which are timed; those of sets that are used several times in a row are not recorded.
-
-    Their sets are prepared beforehand. With several sets these then leave the cache, as do those of the other calls.
-    """
+def _audited_calls(entry: BenchmarkEntry, draw: random.Random) -> None:
+    """Make audited calls in a row, which are timed; recorded if the calls between moved their sets out of the cache."""
     if entry.audit is None:
         return
-    if entry.sets == 1:
+    # A kernel may do without the work in each call of a fixed number.
+    for _ in range(draw.randrange(AUDITED_CALLS + 2)):
+        _timed(entry, record=False)
+    if entry.sets < AUDITED_CALLS:
         for _ in range(AUDITED_CALLS):
             entry.audit.prepare(0)
             _timed(entry, record=False)
             _verify(entry, 0)
         return
-    count = min(AUDITED_CALLS, entry.sets - 1)
-    numbers = [(entry.cursor.last + entry.sets - k) % entry.sets for k in range(count)][::-1]
+    numbers = [(entry.cursor.last - k) % entry.sets for k in reversed(range(AUDITED_CALLS))]
     for number in numbers:
         entry.audit.prepare(number)
     while (entry.cursor.last + 1) % entry.sets != numbers[0]:
         _timed(entry, record=False)
     for number in numbers:
-        _timed(entry, record=True)
+        _timed(entry, record=entry.sets > AUDITED_CALLS)
         _verify(entry, number)
 
 
