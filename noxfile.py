@@ -69,6 +69,14 @@ def matrix(session: nox.Session) -> None:
 
 
 @nox.session
+def load(session: nox.Session) -> None:
+    """Call by 16 threads on each device, next to a tuner and to what deletes the cache; minutes. Options: --help."""
+    session.install("-e", ".[test,intel]")
+    for device in ("pocl", "intel"):
+        session.run("python", str(ROOT / "tests" / "load" / "load.py"), "--device", device, *session.posargs)
+
+
+@nox.session
 def faults(session: nox.Session) -> None:
     """Let OpenCL functions fail in calls, in the tuner and in probes; print how each ends. Options: --help."""
     session.install("-e", ".[test,intel]")
