@@ -50,6 +50,16 @@ def pythons(session: nox.Session) -> None:
 
 
 @nox.session
+def coverage(session: nox.Session) -> None:
+    """Run the tests and print which lines none of them reaches, child processes included; takes long."""
+    session.install("-e", ".[test,intel]", "coverage>=7.10")
+    session.run("coverage", "erase")
+    session.run("coverage", "run", "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *session.posargs)
+    session.run("coverage", "combine", "--quiet")
+    session.run("coverage", "report")
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style and format with ruff."""
     session.install("ruff>=0.6")
