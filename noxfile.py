@@ -6,6 +6,7 @@ Each session makes a virtual environment of its own. In an environment that has 
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -23,6 +24,39 @@ def tests(session: nox.Session) -> None:
     """Run the tests by two processes; what follows `--` goes to pytest."""
     session.install("-e", ".[test]")
     session.run("pytest", "-q", "-n", "2", "--dist", "worksteal", *session.posargs)
+
+
+#: Python and the packages that the tests are run with; the lowest versions that pyproject.toml allows are a file.
+PYTHONS = {"3.10": ("-c", "tests/lowest.txt"), "3.12": (), "3.13": ("--upgrade", "numpy>=2")}
+
+
+@nox.session(python=False)
+def pythons(session: nox.Session) -> None:
+    """Run the tests on PoCL with each Python of `PYTHONS` that pyenv has; 3.10 with the lowest versions of packages."""
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = {version: sorted(root.glob(f"{version}.*/bin/python")) for version in PYTHONS}
+    for version, packages in PYTHONS.items():
+        if not found[version]:
+            session.warn(f"Python {version}: pyenv has none")
+            continue
+        folder = Path(session.create_tmp()) / version
+        session.run(str(found[version][-1]), "-m", "venv", str(folder))
+        python = str(folder / "bin" / "python")
+        session.run(python, "-m", "pip", "install", "--quiet", *packages, "-e", ".[test]")
+        tests = [python, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *session.posargs]
+        session.run(*tests, env={"PYTHONPATH": None})
+    if not any(found.values()):
+        session.error(f"pyenv has none of {', '.join(PYTHONS)}")
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Run the tests and print which lines none of them reaches, child processes included; takes long."""
+    session.install("-e", ".[test,intel]", "coverage>=7.10")
+    session.run("coverage", "erase")
+    session.run("coverage", "run", "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *session.posargs)
+    session.run("coverage", "combine", "--quiet")
+    session.run("coverage", "report")
 
 
 @nox.session
@@ -66,6 +100,14 @@ def matrix(session: nox.Session) -> None:
     """Run the suites on every known OpenCL driver, each alone; print one table. --require: none is absent."""
     session.install("-e", ".[test,intel,peers]")
     session.run("python", str(ROOT / "tests" / "matrix" / "device_matrix.py"), *session.posargs)
+
+
+@nox.session
+def load(session: nox.Session) -> None:
+    """Call by 16 threads on each device, next to a tuner and to what deletes the cache; minutes. Options: --help."""
+    session.install("-e", ".[test,intel]")
+    for device in ("pocl", "intel"):
+        session.run("python", str(ROOT / "tests" / "load" / "load.py"), "--device", device, *session.posargs)
 
 
 @nox.session

@@ -115,7 +115,8 @@ class Launch:
             if isinstance(value, LocalBytes):
                 self.kernel.set_arg(k, cl.LocalMemory(value.size))  # type: ignore[arg-type]
             elif value is NO_BUFFER:
-                self.kernel.set_arg(k, None)
+                # `set_arg(k, None)` is a TypeError in PyOpenCL 2024.2 to 2026.1.2.
+                self.kernel._set_arg_null(k)  # type: ignore[attr-defined]
             elif isinstance(value, ConstantBytes):
                 self._set_bytes(k, value)
             elif not _is_bound(value):

@@ -248,6 +248,8 @@ class _Group:
                 elif number in times:
                     rate = round(2 * nbytes / times[number] / 1e9, 3)
                     results.append(VariantResult(variant, "slower", seconds=times[number], gbs=rate))
+            if not results:
+                continue  # no time was left to check one
             ceiling = entry["ceiling"] if entry else None
             records.append(
                 TuningRecord(

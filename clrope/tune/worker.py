@@ -57,9 +57,8 @@ def main() -> None:
 
 
 def _work(job: dict[str, Any], write: child.Write) -> dict[str, Any]:
-    started = time.monotonic()
     write(stage="looking for the device")
-    worker = Worker(job, write, started)
+    worker = Worker(job, write)
     worker.check_all()
     for number, case in enumerate(job["cases"]):
         worker.time_case(number, case, len(job["cases"]) - number)
@@ -123,9 +122,10 @@ class _Setup:
 class Worker:
     """One job on its device."""
 
-    def __init__(self, job: dict[str, Any], write: Any, started: float) -> None:
-        self.job, self.write, self.started = job, write, started
+    def __init__(self, job: dict[str, Any], write: Any) -> None:
+        self.job, self.write = job, write
         self.device = _find(job["device"], job["ordinal"])
+        self.started = time.monotonic()  # where nothing is remembered, finding the device takes many seconds
         self.queue = queue_for(self.device)
         self.context = self.queue.context
         self.dtype_name: str = job["dtype"]

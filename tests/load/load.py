@@ -2,14 +2,18 @@
 
 `python tests/load/load.py --device intel` takes some minutes. Each thread calls in all ways, with the shapes, modes and
 positions of a fixed list, and compares every byte of each result. Exit code 1 for a wrong result, an error, or memory
-that grows by more than 5 MB after the first tenth of the calls.
+that grows by more than 5 MB in the second half of the calls; before, each thread has made each call in each way.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
+import gc
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,7 +32,9 @@ import clrope
 from clrope import RopeConfig
 from clrope.emulation import emulate_rope
 
-GROWTH = 5 << 20
+#: Bytes that the process may grow by in the second half of the parts. In the first, drivers and `malloc` fill pools.
+GROWTH = 5_000_000
+PARTS = 10
 CONFIGS = [RopeConfig(mode, 64, freq_base=1e4) for mode in ("normal", "neox")]
 SHAPES = [(1, 1, 8, 64), (1, 7, 4, 64), (2, 16, 2, 64), (1, 64, 8, 128)]
 DTYPES = (np.float32, np.float16)
@@ -46,7 +52,11 @@ class Case:
 
 
 def resident() -> int:
-    """Return the bytes of memory that this process has."""
+    """Return the bytes of memory that this process has, without what the C library keeps for later."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # the GNU C library's
+    if trim is not None:
+        trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -82,9 +92,18 @@ class Worker:
         self.queue.finish()
         return found
 
-    def call(self, rng: random.Random) -> str:
+    def calls(self, rng: random.Random, count: int) -> Counter[str]:
+        """Make calls in random ways; return how often each outcome came."""
+        every = [(k, way) for k in range(len(self.cases)) for way in self.ways]
+        return Counter(self.call(*rng.choice(every)) for _ in range(count))
+
+    def every_call(self, rng: random.Random) -> Counter[str]:
+        """Make each call in each way: plans, programs and buffers are made."""
+        every = [(k, way) for k in range(len(self.cases)) for way in self.ways]
+        return Counter(self.call(k, way) for k, way in rng.sample(every, len(every)))
+
+    def call(self, k: int, way: Callable[[int, Case], Any]) -> str:
         """Return the way, behind what is wrong if the result is."""
-        k, way = rng.randrange(len(self.cases)), rng.choice(self.ways)
         case = self.cases[k]
         try:
             right = way(k, case).tobytes() == case.want
@@ -93,8 +112,8 @@ class Worker:
         return way.__name__ if right else f"WRONG VALUES in {way.__name__} of case {k}"
 
 
-def calls(device: clrope.DeviceInfo, threads: int, count: int, seed: int) -> tuple[Counter[str], int]:
-    """Make `count` calls; return how often each outcome came, and how many bytes the process grew."""
+def calls(device: clrope.DeviceInfo, threads: int, count: int, seed: int) -> tuple[Counter[str], list[int]]:
+    """Make about `count` calls after the first ones; return how often each outcome came, and the memory by parts."""
     numbers = [(c, s, t, p) for c in CONFIGS for s in SHAPES for t in DTYPES for p in PLACES]
     cases = [Case(*case, seed=seed + k) for k, case in enumerate(numbers)]
     ops = {config: clrope.Rope(config, device) for config in CONFIGS}
@@ -102,23 +121,24 @@ def calls(device: clrope.DeviceInfo, threads: int, count: int, seed: int) -> tup
     lock = threading.Lock()
     workers = [Worker(ops, cases, device) for _ in range(threads)]
 
-    def work(part: int, worker: Worker, share: int) -> None:
-        rng = random.Random(f"{seed} {part} {share}")
-        mine = Counter(worker.call(rng) for _ in range(share))
-        with lock:
-            outcomes.update(mine)
+    def together(work: Callable[[Worker, random.Random], Counter[str]], name: str) -> None:
+        def one(part: int, worker: Worker) -> None:
+            mine = work(worker, random.Random(f"{seed} {name} {part}"))
+            with lock:
+                outcomes.update(mine)
 
-    before = 0
-    for share in (count // 10, count - count // 10):  # plans, buffers and programs are made in the first part
-        before = resident()
-        group = [
-            threading.Thread(target=work, args=(part, worker, share // threads)) for part, worker in enumerate(workers)
-        ]
+        group = [threading.Thread(target=one, args=given) for given in enumerate(workers)]
         for thread in group:
             thread.start()
         for thread in group:
             thread.join()
-    return outcomes, resident() - before
+
+    together(Worker.every_call, "first")
+    sizes = []
+    for part in range(PARTS):
+        together(lambda worker, rng: worker.calls(rng, count // PARTS // threads), f"part {part}")
+        sizes.append(resident())
+    return outcomes, sizes
 
 
 def main() -> int:
@@ -132,24 +152,30 @@ def main() -> int:
         os.environ["CLROPE_CACHE_DIR"] = cache = str(Path(folder) / "cache")
         device = clrope.device(given.device)
         tune = [sys.executable, "-m", "clrope", "tune", "--device", device.index, "--type", "f32", "--budget", "600"]
-        delete = ["sh", "-c", 'while sleep 0.5; do rm -rf "$0"; done', cache]
-        others = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-                  for command in (tune, delete)]  # fmt: skip
+        loops = [
+            ["sh", "-c", 'while "$@"; do :; done', "sh", *tune],
+            ["sh", "-c", 'while sleep 0.5; do rm -rf "$0"; done', cache],
+        ]
+        silent: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+        others = [subprocess.Popen(loop, **silent) for loop in loops]
         begun = time.perf_counter()
         try:
-            outcomes, growth = calls(device, given.threads, given.calls, given.seed)
+            outcomes, sizes = calls(device, given.threads, given.calls, given.seed)
             codes = [other.poll() for other in others]
         finally:
             for other in others:
-                other.terminate()
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(other.pid, signal.SIGTERM)
                 other.wait()
     seconds = time.perf_counter() - begun
+    growth = sizes[-1] - sizes[PARTS // 2 - 1]
     wrong = sum(n for outcome, n in outcomes.items() if " " in outcome)
     for outcome, n in outcomes.most_common():
         print(f"{n:8} {outcome}")
     print(
         f"{device.name}, seed {given.seed}: {sum(outcomes.values())} calls by {given.threads} threads in "
-        f"{seconds:.0f} s, {wrong} wrong; memory grew by {growth / 1e6:.1f} MB"
+        f"{seconds:.0f} s, {wrong} wrong; memory grew by {growth / 1e6:.1f} MB in "
+        f"the second half; after each tenth, in MB: {', '.join(f'{(size - sizes[0]) / 1e6:.1f}' for size in sizes)}"
     )
     ended = codes != [None, None]
     if ended:

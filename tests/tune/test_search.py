@@ -197,6 +197,14 @@ def test_a_driver_that_hangs_at_each_variant(
         )
 
 
+def test_no_time_to_check_a_variant(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = {"nbytes": 4096, "ceiling": 1e-3, "failed": {}, "seconds": {}}
+    entries = [{"case": n, **case} for n in range(len(KEYS))]
+    monkeypatch.setattr(child, "run", lambda *_, **__: child.ChildResult("ok", {}, "", "", "", entries))
+    result = tuned(cpu, [STRIDED, GOOD])
+    assert (result.records, result.left) == ([], KEYS)
+
+
 def test_large_is_from_memory(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets of buffers are used in turn, so many that none is in a cache when it comes again."""
     jobs: list[Any] = []
