@@ -74,6 +74,10 @@ def check_kernel(
         list[str] | None, value("NAME", "Workload of --bench, as `clrope bench --list` shows them (repeatable).")
     ] = None,
     rounds: Annotated[int, value("N", "Rounds of --bench over all entries.", min=1)] = 7,
+    npu: Annotated[
+        str, value("MACHINE", "Check against an NPU-like machine: a name, a .toml file, or cores=24,ub=192K,...")
+    ] = "",
+    call: Annotated[str, value("CASE", "Call of --npu, as `clrope verify` prints cases.")] = "",
     watching: Annotated[bool, flag("--watch", "Run again whenever the file is saved, and say what changed.")] = False,
     new: Annotated[str, value("NAME", "Write a commented kernel to start from to NAME.cl, and end.")] = "",
     like: Annotated[str, value("KIND", "What --new writes.", autocompletion=_kinds)] = "simple",
@@ -103,6 +107,14 @@ def check_kernel(
 
     def load_it() -> LabFile:
         return lab_kernel.load_file(path, contract, options=option or [], kernel=kernel)
+
+    if call and not npu:
+        raise ConfigError("--call: given without --npu")
+    if npu:
+        from .lab_npu import check_on_machine
+
+        check_on_machine(load_it(), contract, npu, call, device or [], seed, seconds, json_file, quiet)
+        return
 
     if races:
         from .lab_races import find_races

@@ -97,7 +97,7 @@ def contract_of_file(path: Path) -> tuple[Contract, Path | None]:
             raise ConfigError(f"{path}: got {path.stat().st_size} bytes, a contract has at most {_LARGEST_FILE}")
         data = path.read_bytes()
         if path.suffix == ".toml":
-            return _of_toml(msgspec.convert(_parsed(data), _Toml)), None
+            return _of_toml(msgspec.convert(parsed_toml(data), _Toml)), None
         return _of_kernel_tuner(msgspec.json.decode(data, type=_KernelTuner), path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read as a contract ({error.strerror or error})") from error
@@ -107,7 +107,8 @@ def contract_of_file(path: Path) -> tuple[Contract, Path | None]:
         raise ConfigError(f"{path}: is no contract ({error})") from error
 
 
-def _parsed(data: bytes) -> dict[str, Any]:
+def parsed_toml(data: bytes) -> dict[str, Any]:
+    """Return the tables of a TOML text. Raises `ValueError`."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:

@@ -25,7 +25,7 @@ from .contract_files import contract_of_file
 from .contracts import BY_NAME
 from .expressions import Expression
 from .meanings import MEANINGS, ArrayValue, BoundValue, values_of
-from .signature import KernelArgument, KernelSignature, signatures, without_comments
+from .signature import KernelArgument, KernelSignature, numbers_of_macros, signatures, without_comments
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
@@ -251,7 +251,7 @@ class LabFile:
         reads = self.reads(problem.dtype, config.mode)
         own_rows = "row_stride" in reads or contract.shared_rows
         repeats = batch if problem.row_stride == 0 and batch > 1 and not own_rows else 1
-        values = {**values_of(problem, config, repeats), **contract.constants}
+        values = self._values(problem, config, repeats)
         for test, reason in contract.requires:
             if not expression_of(test, f"{self.path.name}: requires").value(values):
                 return unsupported(reason)
@@ -271,6 +271,17 @@ class LabFile:
             self.path.name, signature.name, options, sizes[0], sizes[1] or None, tuple(arguments),
             f'#line 1 "{self.path.name}"\n{self.source}', repeats,
         )  # fmt: skip
+
+    def _values(self, problem: Problem, config: RopeConfig, repeats: int) -> dict[str, Any]:
+        """Return what expressions may name: meanings, constants, numeric macros, and names of earlier lines."""
+        own = values_of(problem, config, repeats)
+        options = self.build_options(problem.dtype, problem.pairs.pairing or "neox")
+        values = {**numbers_of_macros(self.source, options), **own, **self.contract.constants}
+        for name, text in self.contract.arguments.items():
+            expression = expression_of(text, f"{self.path.name}: {name}")
+            if name not in values and expression.names <= values.keys():
+                values[name] = expression.value(values)
+        return values
 
     def _sizes(self, name: str, texts: Sequence[str], values: dict[str, Any]) -> tuple[int, ...]:
         sizes = tuple(expression_of(text, f"{self.path.name}: {name}").value(values) for text in texts)

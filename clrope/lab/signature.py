@@ -65,6 +65,11 @@ def macros(source: str, options: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def numbers_of_macros(source: str, options: Iterable[str]) -> dict[str, int]:
+    """Return the macros that are decimal numbers; an option comes before the text's own `#define`."""
+    return {name: int(words) for name, words in macros(source, options).items() if words.isdecimal()}
+
+
 def signatures(source: str, options: Iterable[str] = ()) -> list[KernelSignature]:
     """Return the kernels of a text in order.
 
