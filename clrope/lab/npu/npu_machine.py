@@ -55,7 +55,7 @@ def machine_names() -> tuple[str, ...]:
 
 
 def machine(text: str) -> NpuMachine:
-    """Return a machine: a name of `machine_names`, the path of a TOML file, KEY=VALUE, or one of these with `,KEY=VALUE`.
+    """Return a machine: a name of `machine_names`, a TOML file's path, KEY=VALUE, or one of these with `,KEY=VALUE`.
 
     Without a name or file the numbers that are not given are those of 'generic'. Raises `ConfigError`.
     """

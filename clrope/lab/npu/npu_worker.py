@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +27,7 @@ from ..guarded_arrays import GuardedArrays
 from ..lab_kernel import load_file
 from ..lab_trial import OWN_ANGLES_LIMIT
 from ..lab_worker import LabJob, find_device
-from .recorder import MOST_RECORDS, READER, SHIM, WORDS
+from .recorder import MOST_RECORDS, PRINTING, READER, SHIM, WORDS, printed_records
 
 
 class NpuJob(msgspec.Struct, frozen=True):
@@ -63,7 +68,7 @@ def _work(data: dict[str, Any], write: Write) -> dict[str, Any]:
     device = find_device(job.kernel)
     write(stage="running the kernel")
     try:
-        made = _record(job, device)
+        made = _recorded(job, device)
     except BuildError as error:
         made = NpuRecord("does not build with the recorder before it:\n" + error.log.strip()[:4000])
     except UnsupportedError as error:
@@ -76,7 +81,33 @@ def _work(data: dict[str, Any], write: Write) -> dict[str, Any]:
     return found
 
 
-def _record(job: NpuJob, device: Any) -> NpuRecord:
+@contextmanager
+def _printed() -> Iterator[list[str]]:
+    """Give what the process prints meanwhile, in C too, as the only entry of a list."""
+    out: list[str] = []
+    with tempfile.TemporaryFile() as file:
+        before = os.dup(1)
+        os.dup2(file.fileno(), 1)
+        try:
+            yield out
+        finally:
+            ctypes.CDLL(None).fflush(None)
+            os.dup2(before, 1)
+            os.close(before)
+        file.seek(0)
+        out.append(file.read().decode(errors="replace"))
+
+
+def _recorded(job: NpuJob, device: Any) -> NpuRecord:
+    """Return what is recorded in the program's memory; where that is not possible, what the kernel prints."""
+    try:
+        made = _record(job, device, printing=False)
+    except BuildError:
+        return _record(job, device, printing=True)
+    return made if made.records or made.problem else _record(job, device, printing=True)
+
+
+def _record(job: NpuJob, device: Any, printing: bool) -> NpuRecord:
     import pyopencl as cl
 
     k = job.kernel
@@ -85,7 +116,9 @@ def _record(job: NpuJob, device: Any) -> NpuRecord:
     trial = RopeTrial(case, k.seed)
     function = file.signature(case.type, trial.config.mode).name
     options = file.options
-    if not any("-cl-std=" in option for option in (*options, *file.contract.options)):
+    if printing:
+        options = (*options, PRINTING)
+    elif not any("-cl-std=" in option for option in (*options, *file.contract.options)):
         options = (*options, "-cl-std=CL2.0")
     recorded = replace(
         file, source=f'{SHIM}#line 1 "{file.path.name}"\n{file.source}', options=options, kernel=function
@@ -107,24 +140,34 @@ def _record(job: NpuJob, device: Any) -> NpuRecord:
     # Of a kernel object without arguments: some drivers count those in local memory, others do not.
     fresh = cl.Kernel(program, spec.function)
     static = int(fresh.get_work_group_info(cl.kernel_work_group_info.LOCAL_MEM_SIZE, device.cl_device))
-    plan.run()
-    queue.finish()
+    with _printed() as text:
+        plan.run()
+        queue.finish()
     target.download()
-    number = np.zeros(1, np.uint32)
-    log = np.zeros((MOST_RECORDS, WORDS), np.uint64)
-    with cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, log.nbytes) as words:
-        with cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, number.nbytes) as count:
-            read = cl.Kernel(program, READER)
-            read(queue, (log.size,), None, words, count, np.uint32(log.size))
-            cl.enqueue_copy(queue, number, count)
-            cl.enqueue_copy(queue, log, words)
-    kept = min(int(number[0]), MOST_RECORDS)
+    if printing:
+        records, lost = printed_records(text[0]), 0
+    else:
+        records, lost = _logged(queue, program)
     sizes = spec.local_size
     groups = int(np.prod([a // b for a, b in zip(spec.global_size, sizes, strict=True)])) if sizes else 0
     error = nmse(flat([np.array(view) for view in out.views]), trial.want)
     own = recorded.for_config(trial.config).angles == "positions"
     return NpuRecord(
-        "", static, sum(v.size for _, v in spec.arguments if isinstance(v, LocalBytes)), groups, log[:kept].tolist(),
-        int(number[0]) - kept, sum(view.nbytes for view in out.views), out.views[0].itemsize,
+        "", static, sum(v.size for _, v in spec.arguments if isinstance(v, LocalBytes)), groups, records,
+        lost, sum(view.nbytes for view in out.views), out.views[0].itemsize,
         error if np.isfinite(error) else 1e300, max(trial.limit, OWN_ANGLES_LIMIT) if own else trial.limit,
     )  # fmt: skip
+
+
+def _logged(queue: Any, program: Any) -> tuple[list[list[int]], int]:
+    """Return the records in the program's memory, and the number of those without a place."""
+    import pyopencl as cl
+
+    number = np.zeros(1, np.uint32)
+    log = np.zeros((MOST_RECORDS, WORDS), np.uint64)
+    words, count = (cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, a.nbytes) for a in (log, number))
+    cl.Kernel(program, READER)(queue, (log.size,), None, words, count, np.uint32(log.size))
+    cl.enqueue_copy(queue, number, count)
+    cl.enqueue_copy(queue, log, words)
+    kept = min(int(number[0]), MOST_RECORDS)
+    return log[:kept].tolist(), int(number[0]) - kept

@@ -1,7 +1,7 @@
 // RoPE as a vector core of an NPU does it: copy a tile in, compute, copy it out, with two buffers for each.
 //
-//   clrope lab examples/npu/rope_npu.cl                       right on every OpenCL device?
-//   clrope lab examples/npu/rope_npu.cl --npu ascend-910b     would it fit that machine, and how long would it take?
+//   clrope lab KERNEL.cl                       right on every OpenCL device?
+//   clrope lab KERNEL.cl --npu ascend-910b     would it fit that machine, and how long would it take?
 //
 // A work-group stands for a core, its local memory for the scratchpad. Work-group g takes the tiles g, g + cores, ...
 // A tile is one token's next heads, or several tokens with all of their heads: contiguous memory in either case.
@@ -56,8 +56,8 @@ ushort bf16_of(float value) {
 #define STORE(value, to, i) ((to)[i] = (value))
 #endif
 
-__kernel void rope_npu(__global const T *x, __global T *y, __global const REAL *cos_table,
-                       __global const REAL *sin_table, const int batch, const int tokens, const int heads,
+__kernel void KERNEL(__global const T *x, __global T *y, __global const REAL *cos_table,
+                     __global const REAL *sin_table, const int batch, const int tokens, const int heads,
                        const int head_dim, const int n_dims, const int direction, const int heads_per_tile,
                        const int tokens_per_tile, const int x_part, const int table_part,
                        __local uchar *scratchpad) {
