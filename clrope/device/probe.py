@@ -6,6 +6,7 @@ can be reported with the place where it happened.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import time
@@ -64,6 +65,8 @@ BASIC = (
           "barrier(CLK_LOCAL_MEM_FENCE); y[i] = t[15 - l];", lambda x: x.reshape(-1, 16)[:, ::-1].ravel()),
 )  # fmt: skip
 
+#: Processor seconds of a trial with wide vectors; it takes 1 to 2.
+WIDE_SECONDS = 6
 #: Vectors as wide as OpenCL has them: a compiler set to the wrong CPU fails here first, or silently does nothing.
 WIDE = (
     *(_Case(f"float{n}", "float", n, f"vstore{n}(vload{n}(i, x) * 3.0f, i, y);", _times(3)) for n in (4, 8, 16)),
@@ -194,12 +197,22 @@ def _probe(cl: Any, platforms: list[pyopencl.Platform], job: dict[str, Any], sta
     stage("making a context")
     context = cl.Context([device])  # kept here: a queue of Intel's runtime does not keep its context
     queue = cl.CommandQueue(context)
+    if job.get("wide"):
+        _limit_compiling()
     for cases in (BASIC, WIDE) if job.get("wide") else (BASIC,):
         _check_kernels(cl, queue, cases, stage)
     if not job.get("rate"):
         return {"cause": ""}
     stage("measuring the copy rate")
     return {"cause": "", "copy_gbs": _copy_rate(cl, queue)}
+
+
+def _limit_compiling() -> None:
+    """End this process where LLVM 14, told of the wrong CPU, compiles forever: by processor time, whatever the load."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CPU, (WIDE_SECONDS, WIDE_SECONDS + 5))
 
 
 def _check_kernels(cl: Any, queue: Any, cases: Sequence[_Case], stage: Stage) -> None:
