@@ -36,6 +36,7 @@ def best_of(*arguments: Any, **more: Any) -> Hypothesis:
     return best
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("part", range(6))
 def test_random_conventions_are_found(part: int, rng: np.random.Generator) -> None:
     """One of sixty may be missed: at least 99 of 100 are found."""
@@ -162,6 +163,7 @@ def test_forms_of_positions_and_layouts(form: str, rng: np.random.Generator) -> 
         assert found.best.config == config
 
 
+@pytest.mark.one_in(2)
 def test_what_was_not_rotated(rng: np.random.Generator) -> None:
     x = rng.standard_normal((1, 9, 4, 64)).astype(np.float32)
     same = clrope.identify(x, x.copy())
@@ -181,6 +183,7 @@ def test_what_was_not_rotated(rng: np.random.Generator) -> None:
             assert found.sentence.startswith("None of these")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 def test_random_angles_are_no_convention(mode: str, rng: np.random.Generator) -> None:
     config = clrope.RopeConfig(mode=mode)  # type: ignore[arg-type]

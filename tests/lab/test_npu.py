@@ -150,6 +150,7 @@ def test_damaged_machine_files(tmp_path: Path, text: str) -> None:
 # -- kernels ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 @pytest.mark.parametrize("name", machine_names())
 def test_the_tiled_kernel_fits(device: DeviceInfo, tmp_path: Path, name: str, dtype: str) -> None:
@@ -191,6 +192,7 @@ BROKEN = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_a_machine_cannot_do_is_refused(device: DeviceInfo, tmp_path: Path, name: str) -> None:
     edits, npu, rules = BROKEN[name]
