@@ -155,10 +155,14 @@ def simulate(
         told = "" if result.outcome == "crash" else result.output[-500:]
         report.problem = f"{result.reason}{': ' if told else ''}{told}"
     report.findings = [
-        Finding(f.kind, f.message, f.line, f.text, f.kind in waivers or f"{f.kind}:{f.line}" in waivers)
-        for f in read_log(text, file.source)
+        Finding(f.kind, f.message, f.line, f.text, is_waived(f, waivers)) for f in read_log(text, file.source)
     ]
     return report
+
+
+def is_waived(finding: Finding, waivers: Sequence[str]) -> bool:
+    """Whether a waiver, 'KIND' or 'KIND:LINE', is for a finding."""
+    return finding.kind in waivers or f"{finding.kind}:{finding.line}" in waivers
 
 
 def read_log(text: str, source: str) -> list[Finding]:

@@ -11,7 +11,7 @@ from lab_kernels import TABLES, changed
 
 from clrope import ConfigError, DeviceError
 from clrope.lab.lab_kernel import LabFile, load_file
-from clrope.lab.simulator import SimulatorReport, find_oclgrind, read_log, simulate
+from clrope.lab.simulator import Finding, SimulatorReport, find_oclgrind, is_waived, read_log, simulate
 
 try:
     find_oclgrind()
@@ -67,8 +67,8 @@ def test_faults_are_found_with_their_line(tmp_path: Path, name: str) -> None:
     found = [f for f in report.open_findings if f.kind == kind and text in f.text]
     assert found, [str(f) for f in report.findings]
     assert file.source.splitlines()[found[0].line - 1].strip() == found[0].text
-    waivers = [f"{f.kind}:{f.line}" for f in report.findings]
-    waived = checked(file, waivers=waivers)
+    # Which of two racing lines is reported differs from run to run, so kinds are waived.
+    waived = checked(file, waivers=sorted({f.kind for f in report.findings}))
     assert waived.open_findings == []
     assert all("waived" not in str(f) and f.waived for f in waived.findings)
 
@@ -110,6 +110,12 @@ Read-write data race at global memory address 0x9000000000000020
     At line 3 (column 8) of input.cl:
       y[0] = p;
 """
+
+
+def test_a_line_is_waived(tmp_path: Path) -> None:
+    found = [Finding("race", "data race", line) for line in (3, 4)]
+    assert [is_waived(f, ["race:3", "alignment"]) for f in found] == [True, False]
+    assert [is_waived(f, ["race"]) for f in found] == [True, True]
 
 
 def test_logs_are_read() -> None:
