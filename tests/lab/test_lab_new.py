@@ -10,7 +10,8 @@ from clrope import ConfigError, DeviceError, DeviceInfo, RopeError
 from clrope.lab.lab_kernel import load_file
 from clrope.lab.lab_run import LabRun
 from clrope.lab.new_kernel import kinds, write_new
-from clrope.lab.simulator import find_oclgrind, simulate
+from clrope.lab.oclgrind import find_library
+from clrope.lab.simulator import simulate
 
 
 @pytest.mark.one_in(3)
@@ -27,7 +28,7 @@ def test_a_new_kernel_is_right(device: DeviceInfo, tmp_path: Path, like: str) ->
 @pytest.mark.parametrize("like", kinds())
 def test_a_new_kernel_has_no_race(tmp_path: Path, like: str) -> None:
     try:
-        find_oclgrind()
+        find_library()
     except DeviceError as error:
         pytest.skip(str(error).splitlines()[0])
     report = simulate(load_file(write_new(str(tmp_path / "mine"), like)))

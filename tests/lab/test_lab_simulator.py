@@ -11,10 +11,11 @@ from lab_kernels import TABLES, changed
 
 from clrope import ConfigError, DeviceError
 from clrope.lab.lab_kernel import LabFile, load_file
-from clrope.lab.simulator import Finding, SimulatorReport, find_oclgrind, is_waived, read_log, simulate
+from clrope.lab.oclgrind import find_library
+from clrope.lab.simulator import Finding, SimulatorReport, is_waived, read_log, simulate
 
 try:
-    find_oclgrind()
+    find_library()
     MISSING = ""
 except DeviceError as error:
     MISSING = str(error).splitlines()[0]
