@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -17,15 +11,8 @@ from ...device.child import Write
 from ...device.child import serve as serve_child
 from ...errors import BuildError, DeviceError, RopeError, UnsupportedError
 from ...kernels.launch import LocalBytes
-from ...operation import Rope
-from ...runtime import queue_for, runtime_for
-from ...suite.case import parse_case
-from ...suite.case_memory import Memory
-from ...suite.rope_trial import RopeTrial, flat
-from ...testing import NAN_POISON, POISON, nmse
-from ..guarded_arrays import GuardedArrays
+from ..lab_call import LabCall, local_bytes
 from ..lab_kernel import load_file
-from ..lab_trial import OWN_ANGLES_LIMIT
 from ..lab_worker import LabJob, find_device
 from .recorder import MOST_RECORDS, PRINTING, READER, SHIM, WORDS, printed_records
 
@@ -81,23 +68,6 @@ def _work(data: dict[str, Any], write: Write) -> dict[str, Any]:
     return found
 
 
-@contextmanager
-def _printed() -> Iterator[list[str]]:
-    """Give what the process prints meanwhile, in C too, as the only entry of a list."""
-    out: list[str] = []
-    with tempfile.TemporaryFile() as file:
-        before = os.dup(1)
-        os.dup2(file.fileno(), 1)
-        try:
-            yield out
-        finally:
-            ctypes.CDLL(None).fflush(None)
-            os.dup2(before, 1)
-            os.close(before)
-        file.seek(0)
-        out.append(file.read().decode(errors="replace"))
-
-
 def _recorded(job: NpuJob, device: Any) -> NpuRecord:
     """Return what is recorded in the program's memory; where that is not possible, what the kernel prints."""
     try:
@@ -108,54 +78,19 @@ def _recorded(job: NpuJob, device: Any) -> NpuRecord:
 
 
 def _record(job: NpuJob, device: Any, printing: bool) -> NpuRecord:
-    import pyopencl as cl
-
     k = job.kernel
-    file = load_file(k.path, k.contract, options=k.options, kernel=k.kernel)
-    case = parse_case(job.call)
-    trial = RopeTrial(case, k.seed)
-    function = file.signature(case.type, trial.config.mode).name
-    options = file.options
-    if printing:
-        options = (*options, PRINTING)
-    elif not any("-cl-std=" in option for option in (*options, *file.contract.options)):
-        options = (*options, "-cl-std=CL2.0")
-    recorded = replace(
-        file, source=f'{SHIM}#line 1 "{file.path.name}"\n{file.source}', options=options, kernel=function
-    )
-    queue, kernel = queue_for(device), recorded.kernel_object()
-    offsets = not recorded.for_config(trial.config).needs_copies
-    source = GuardedArrays(queue, trial.x.parent, trial.x.views, offsets=offsets, byte=POISON)
-    source.upload()
-    out, target = trial.x, source
-    if not case.inplace:
-        out = Memory(case, case.v if case.o else 0)
-        out.poison(NAN_POISON)
-        target = GuardedArrays(queue, out.parent, out.views, offsets=offsets, byte=NAN_POISON)
-        target.upload()
-    op = Rope(trial.config, device=queue, kernel=kernel)
-    plan = op.plan(source.arrays[0], trial.positions, case.forward, target.arrays[0], case.lo)
-    (spec,) = plan.specs
-    program = runtime_for(device).program(spec)
-    # Of a kernel object without arguments: some drivers count those in local memory, others do not.
-    fresh = cl.Kernel(program, spec.function)
-    static = int(fresh.get_work_group_info(cl.kernel_work_group_info.LOCAL_MEM_SIZE, device.cl_device))
-    with _printed() as text:
-        plan.run()
-        queue.finish()
-    target.download()
-    if printing:
-        records, lost = printed_records(text[0]), 0
-    else:
-        records, lost = _logged(queue, program)
+    given = (*k.options, *load_file(k.path, k.contract).contract.options)
+    versioned = any("-cl-std=" in option for option in given)
+    options = [PRINTING] if printing else [] if versioned else ["-cl-std=CL2.0"]
+    call = LabCall(k, job.call, device, before=SHIM, options=options)
+    text = call.run()
+    records, lost = (printed_records(text), 0) if printing else _logged(call.queue, call.program)
+    spec, (error, limit) = call.spec, call.result()
     sizes = spec.local_size
     groups = int(np.prod([a // b for a, b in zip(spec.global_size, sizes, strict=True)])) if sizes else 0
-    error = nmse(flat([np.array(view) for view in out.views]), trial.want)
-    own = recorded.for_config(trial.config).angles == "positions"
     return NpuRecord(
-        "", static, sum(v.size for _, v in spec.arguments if isinstance(v, LocalBytes)), groups, records,
-        lost, sum(view.nbytes for view in out.views), out.views[0].itemsize,
-        error if np.isfinite(error) else 1e300, max(trial.limit, OWN_ANGLES_LIMIT) if own else trial.limit,
+        "", local_bytes(call), sum(v.size for _, v in spec.arguments if isinstance(v, LocalBytes)), groups, records,
+        lost, call.y_bytes, call.itemsize, error, limit,
     )  # fmt: skip
 
 
