@@ -77,7 +77,10 @@ def check_kernel(
     npu: Annotated[
         str, value("MACHINE", "Check against an NPU-like machine: a name, a .toml file, or cores=24,ub=192K,...")
     ] = "",
-    call: Annotated[str, value("CASE", "Call of --npu, as `clrope verify` prints cases.")] = "",
+    counts: Annotated[
+        bool, flag("--counts", "Count bytes and instructions in Oclgrind: traffic that a kernel could do without.")
+    ] = False,
+    call: Annotated[str, value("CASE", "Call of --npu and --counts, as `clrope verify` prints cases.")] = "",
     watching: Annotated[bool, flag("--watch", "Run again whenever the file is saved, and say what changed.")] = False,
     new: Annotated[str, value("NAME", "Write a commented kernel to start from to NAME.cl, and end.")] = "",
     like: Annotated[str, value("KIND", "What --new writes.", autocompletion=_kinds)] = "simple",
@@ -108,12 +111,18 @@ def check_kernel(
     def load_it() -> LabFile:
         return lab_kernel.load_file(path, contract, options=option or [], kernel=kernel)
 
-    if call and not npu:
-        raise ConfigError("--call: given without --npu")
+    if call and not (npu or counts):
+        raise ConfigError("--call: given without --npu or --counts")
     if npu:
         from .lab_npu import check_on_machine
 
         check_on_machine(load_it(), contract, npu, call, device or [], seed, seconds, json_file, quiet)
+        return
+
+    if counts:
+        from .lab_counts import count_traffic
+
+        count_traffic(load_it(), contract, call, seed or 0, json_file, quiet)
         return
 
     if races:
