@@ -30,8 +30,17 @@ def watch(files: Sequence[str], run: Callable[[], LabReport]) -> None:
         except RopeError as error:
             print(f"clrope: {error}", file=sys.stderr)
         print(f"waiting for a change of {', '.join(files)}; Ctrl-C ends", flush=True)
-        while _state(files) == state:
-            time.sleep(_PAUSE)
+        _wait(files, state)
+
+
+def _wait(files: Sequence[str], seen: list[tuple[int, int, int] | None]) -> None:
+    """Wait for a change of the files, and until it is over: many a save empties a file and writes it afterwards."""
+    while (now := _state(files)) == seen:
+        time.sleep(_PAUSE)
+    before = None
+    while now != before:
+        time.sleep(_PAUSE)
+        before, now = now, _state(files)
 
 
 def _state(files: Sequence[str]) -> list[tuple[int, int, int] | None]:

@@ -10,6 +10,7 @@ import pytest
 from cli_process import HANGING, start
 
 from clrope import DeviceInfo
+from clrope.cli import lab_watch
 from clrope.cli.lab_watch import changes
 from clrope.lab.lab_kernel import load_file
 from clrope.lab.lab_run import LabDeviceReport, LabReport, LabResult
@@ -41,6 +42,15 @@ def test_changes(tmp_path: Path) -> None:
     assert list(changes(right, elsewhere)) == ["changed: no verdict"]
 
 
+def test_a_save_in_two_steps_is_one_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, emptied, written = [(1, 40, 7)], [(2, 0, 7)], [(3, 41, 7)]
+    looks = iter([before, before, emptied, written, written])
+    monkeypatch.setattr(lab_watch, "_state", lambda files: next(looks))
+    monkeypatch.setattr(lab_watch, "_PAUSE", 0)
+    lab_watch._wait(["mine.cl"], before)
+    assert list(looks) == []
+
+
 @pytest.mark.one_in(3)
 def test_a_kernel_that_is_mended_while_it_is_watched(device: DeviceInfo, tmp_path: Path) -> None:
     path = write_new(str(tmp_path / "mine"), "simple")
@@ -55,9 +65,9 @@ def test_a_kernel_that_is_mended_while_it_is_watched(device: DeviceInfo, tmp_pat
             shown = until("waiting for a change", process.stdout)
             assert "diagnosis: " in shown
             assert "NOT RIGHT" in shown
-            path.write_text("not a kernel")
+            save(path, "not a kernel")
             until("waiting for a change", process.stdout)
-            path.write_text(right)
+            save(path, right)
             shown = until("waiting for a change", process.stdout)
             assert "\nRIGHT: " in shown
             assert "changed: " in shown
@@ -69,6 +79,12 @@ def test_a_kernel_that_is_mended_while_it_is_watched(device: DeviceInfo, tmp_pat
     assert process.returncode == 130
     assert "has no __kernel function" in stderr
     assert stderr.splitlines()[-1] == "clrope: interrupted"
+
+
+def save(path: Path, text: str) -> None:
+    """Save in one step, however slow this process is."""
+    path.with_suffix(".new").write_text(text)
+    path.with_suffix(".new").replace(path)
 
 
 def until(text: str, lines: object) -> str:
