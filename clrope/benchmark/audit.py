@@ -1,14 +1,17 @@
 """Rules that a timed kernel cannot get round: what the timed calls wrote is checked, and speeds beyond the memory's.
 
 Before some calls of a turn, the input of their sets is replaced by another one and the output by poison; after each of
-these calls, which are timed like the others, the output, the input and the guards behind the buffers are compared.
+these calls, which are timed like the others, the output, the input and the guards behind the buffers are compared. Some
+of them get other positions, too; these are not recorded, because a call at new positions may have to make tables.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 
@@ -22,27 +25,52 @@ from .validation import ResultCheck
 BEYOND = 1.5
 #: The least share of an empty launch's time that a call can take.
 LAUNCH_SHARE = 0.5
+#: Events that are longer than calls by this factor belong to a clock that is wrong.
+LONGEST_EVENT = 1.2
+#: Positions of an audited call are moved by at most this.
+MOST_MOVED = 1000
 
 
 class Audit:
-    """Audited calls of one entry on sets of device memory."""
+    """Audited calls of one entry on sets of device memory.
 
-    def __init__(self, sets: DeviceSets, validate: ResultCheck, seed: int) -> None:
-        self._sets, self._validate = sets, validate
+    moved: makes a call on set i with the workload's positions moved by a number.
+    """
+
+    def __init__(self, sets: DeviceSets, validate: ResultCheck, seed: int, moved: Callable[[int, int], object]) -> None:
+        self._sets, self._validate, self._moved = sets, validate, moved
         self._draw = random.Random(seed)
         # All of them within three calls: a kernel may compute only where it sees one.
         self._poisons = cycle(self._draw.sample((NAN_POISON, POISON, None), 3))
+        self._moves = cycle(self._draw.sample((True, False), 2))
+        #: Sets whose plans are at other positions.
+        self._away: set[int] = set()
 
     def prepare(self, number: int) -> None:
         """Give a set another input, and an output of poison or of plausible numbers."""
         sets = self._sets
-        change = Change.drawn(self._draw, sets.inputs.workload)
+        start = self._draw.randint(1, MOST_MOVED) if next(self._moves) else 0
+        change = replace(Change.drawn(self._draw, sets.inputs.workload), start=start)
         poison = next(self._poisons)
         if poison is None:
             block = sets.inputs.changed(Change.drawn(self._draw, sets.inputs.workload))
         else:
             block = np.full(sets.inputs.block.size, poison, np.uint8)
         sets.change(number, change, block)
+
+    def call_for(self, number: int) -> Callable[[int], Any] | None:
+        """Return a call at the positions that the set is prepared for, None if the entry's own call is one."""
+        start = self._sets.changes[number].start
+        if not start and number not in self._away:
+            return None
+        self._away.add(number)
+        return lambda i: self._moved(i, start)
+
+    def end(self) -> None:
+        """Bring later calls back to the workload's positions."""
+        for number in self._away:
+            self._moved(number, 0)
+        self._away.clear()
 
     def verify(self, number: int) -> None:
         """Compare what the call wrote, and what it must not write. Raises `WrongResultError`."""
@@ -51,7 +79,8 @@ class Audit:
         try:
             self._validate(tensors_of(workload, sets.read(number)), change)
         except WrongResultError as error:
-            raise WrongResultError(f"a timed call, with an input of its own: {error}") from None
+            own = "an input and positions" if change.start else "an input"
+            raise WrongResultError(f"a timed call, with {own} of its own: {error}") from None
         if not workload.in_place:
             touched = count_differing(sets.read_input(number), sets.inputs.changed(change))
             if touched:
@@ -66,15 +95,41 @@ def too_fast(entry: BenchmarkEntry, entries: Sequence[BenchmarkEntry]) -> str:
     wall = entry.stats("wall")
     if wall is None:
         return ""
-    same = [(c, s) for c in entries if c.device == entry.device for s in [c.stats("wall")] if s is not None]
-    rates = [c.bytes / s.min for c, s in same if c.kind == "ceiling" and c.bytes]  # the fastest call of a copy
-    rate = entry.bytes / wall.median
-    if rates and rate > BEYOND * max(rates):
+    best, rate = _best_copy(entry, entries, "wall"), entry.bytes / wall.median
+    if best and rate > BEYOND * best:
         return (
-            f"faster than the memory: {rate:.3g} GB/s, where the best copy of this run has {max(rates):.3g} GB/s; "
+            f"faster than the memory: {rate:.3g} GB/s, where the best copy of this run has {best:.3g} GB/s; "
             "it cannot have moved its bytes"
         )
-    launches = [s.median for c, s in same if c.kind == "launch"]
+    launches = [s.median for c in entries for s in [c.stats("wall")] if s and _same_device(c, entry, "launch")]
     if launches and wall.median < LAUNCH_SHARE * min(launches):
         return f"faster than an empty launch: {wall.median / 1e3:.3g} us, where that takes {min(launches) / 1e3:.3g} us"
     return ""
+
+
+def clocks_disagree(entry: BenchmarkEntry, entries: Sequence[BenchmarkEntry]) -> str:
+    """Return why the event times of an entry cannot belong to its calls, whose time the host took; '' if they can.
+
+    Events last no longer than their calls. By their events, too, no call is faster than the memory: such events end
+    before the work.
+    """
+    wall, event = entry.stats("wall"), entry.stats("event")
+    if wall is None or event is None or entry.profiled is not None:  # those are events of other calls
+        return ""
+    found = f"events of {event.median / 1e3:.4g} us in calls of {wall.median / 1e3:.4g} us"
+    if event.median > LONGEST_EVENT * wall.median:
+        return f"{found}: the device's clock cannot be right"
+    best, rate = _best_copy(entry, entries, "event"), entry.bytes / event.median
+    if best and rate > BEYOND * best:
+        return f"{found}: they end before the work, at {rate:.3g} GB/s, where the best copy has {best:.3g} GB/s"
+    return ""
+
+
+def _best_copy(entry: BenchmarkEntry, entries: Sequence[BenchmarkEntry], clock: str) -> float:
+    """Return bytes a nanosecond of the fastest call of a copy on the entry's device, 0 if there is none."""
+    copies = [(c, s) for c in entries for s in [c.stats(clock)] if s and _same_device(c, entry, "ceiling")]
+    return max((c.bytes / s.min for c, s in copies), default=0.0)
+
+
+def _same_device(entry: BenchmarkEntry, other: BenchmarkEntry, kind: str) -> bool:
+    return (entry.device, entry.kind) == (other.device, kind)

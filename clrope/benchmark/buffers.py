@@ -65,10 +65,14 @@ def tensors_of(workload: Workload, block: Bytes) -> list[npt.NDArray[Any]]:
 
 @dataclass(frozen=True)
 class Change:
-    """Another input made of a workload's: every value times `sign`, heads moved by `heads`; so is the result."""
+    """Another input made of a workload's: every value times `sign`, heads moved by `heads`; so is the result.
+
+    start: positions are moved by this many.
+    """
 
     sign: int = 1
     heads: int = 0
+    start: int = 0
 
     @staticmethod
     def drawn(draw: random.Random, workload: Workload) -> Change:
@@ -77,7 +81,7 @@ class Change:
 
     def of(self, tensor: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return a tensor [B, S, N, ...] changed; the tensor itself if nothing changes."""
-        if self == Change():
+        if (self.sign, self.heads) == (1, 0):
             return tensor
         return np.roll(tensor if self.sign > 0 else -tensor, self.heads, 2)
 

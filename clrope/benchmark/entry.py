@@ -45,8 +45,14 @@ class Auditor(Protocol):
     def prepare(self, number: int) -> None:
         """Make the set's memory ready, before the call."""
 
+    def call_for(self, number: int) -> Callable[[int], Any] | None:
+        """Return a call with other positions, to be made in place of the entry's own; None for the entry's own."""
+
     def verify(self, number: int) -> None:
         """Compare what the call did; raise `WrongResultError`."""
+
+    def end(self) -> None:
+        """End a turn's audited calls, between which nothing else is launched."""
 
 
 @dataclass(eq=False)
@@ -240,8 +246,9 @@ def _audited_calls(entry: BenchmarkEntry, draw: random.Random) -> None:
     if entry.sets < AUDITED_CALLS:
         for _ in range(AUDITED_CALLS):
             entry.audit.prepare(0)
-            _timed(entry, record=False)
+            _timed(entry, record=False, other=entry.audit.call_for(0))
             _verify(entry, 0)
+        entry.audit.end()
         return
     numbers = [(entry.cursor.last - k) % entry.sets for k in reversed(range(AUDITED_CALLS))]
     for number in numbers:
@@ -249,8 +256,10 @@ def _audited_calls(entry: BenchmarkEntry, draw: random.Random) -> None:
     while (entry.cursor.last + 1) % entry.sets != numbers[0]:
         _timed(entry, record=False)
     for number in numbers:
-        _timed(entry, record=entry.sets > AUDITED_CALLS)
+        other = entry.audit.call_for(number)
+        _timed(entry, record=other is None and entry.sets > AUDITED_CALLS, other=other)
         _verify(entry, number)
+    entry.audit.end()
 
 
 def _verify(entry: BenchmarkEntry, number: int) -> None:
@@ -274,8 +283,8 @@ def _warm_up(entry: BenchmarkEntry) -> None:
             return
 
 
-def _timed(entry: BenchmarkEntry, *, record: bool) -> int:
-    number, call = entry.next_set(), entry.call
+def _timed(entry: BenchmarkEntry, *, record: bool, other: Callable[[int], Any] | None = None) -> int:
+    number, call = entry.next_set(), other or entry.call
     cpu = time.process_time_ns()
     start = time.perf_counter_ns()
     events = call(number)

@@ -16,7 +16,7 @@ from ..device.select import ALIASES
 from ..errors import ConfigError, RopeError, UnsupportedError
 from ..runtime import context_for
 from . import calls, processes
-from .audit import too_fast
+from .audit import clocks_disagree, too_fast
 from .buffers import DeviceSets, HostSets, Inputs, block_bytes, make_inputs, sides, usable_cpus
 from .ceilings import Ceilings, host_copy
 from .entry import BenchmarkEntry, Kind, Refused, WrongResultError, calibrate, failure, rounds
@@ -247,7 +247,9 @@ class _Entries:
     def leave_out_impossible(self) -> None:
         """Make failures of the entries whose timed calls were wrong, or faster than is possible."""
         for entry in list(self.timed):
-            reason = entry.problem or (too_fast(entry, self.timed) if entry.audit is not None else "")
+            reason = entry.problem
+            if entry.audit is not None:
+                reason = reason or too_fast(entry, self.timed) or clocks_disagree(entry, self.timed)
             if reason:
                 self.timed.remove(entry)
                 self.failures.append(failure(entry.kind, entry.name, "wrong", reason, entry.device))

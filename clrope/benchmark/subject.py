@@ -91,11 +91,17 @@ def on_device(
         return call
 
     seen = {repr(variant): variant.to_dict() for variant in plans[0].variants} if kernel is None else {}
+
+    def moved(i: int, start: int) -> None:
+        plans[i].run(positions=workload.position_array(start))
+        queue.finish()
+        _taken(sets.y[i])
+
     return BenchmarkEntry(
         "clrope" if other is None else "kernel", name, call, partial(check_sets, sets, result, validate), sets.count,
         workload.bytes_moved, label, details={"variants": list(seen.values()), "launches": plans[0].launches},
         after=lambda i: _taken(sets.y[i]), profiled=None if profiled is queue else with_times(),
-        audit=None if workload.fresh else Audit(sets, validate, seed),
+        audit=None if workload.fresh else Audit(sets, validate, seed, moved),
     )  # fmt: skip
 
 

@@ -32,17 +32,23 @@ class ResultCheck:
         drawn = np.random.default_rng(seed).choice(seq, count, replace=False)
         # Errors of chunks show at the ends.
         self._tokens = np.unique(np.append(drawn, [0, seq - 1]))
-        positions = workload.position_array()[..., self._tokens]
-        self._want = [
-            reference.rope(x[:, self._tokens], positions, workload.config, workload.forward) for x in inputs.tensors
-        ]
+        self._inputs = inputs
+        self._want = self._wants(0)
         self._shapes = [x.shape for x in inputs.tensors]
         self._norms = [_norms(x) for x in inputs.tensors]
 
+    def _wants(self, start: int) -> list[npt.NDArray[np.float64]]:
+        """Return the right values of the sampled tokens, at positions that are moved by `start`."""
+        workload, tokens = self._inputs.workload, self._tokens
+        positions = workload.position_array(start)[..., tokens]
+        return [
+            reference.rope(x[:, tokens], positions, workload.config, workload.forward) for x in self._inputs.tensors
+        ]
+
     def __call__(self, got: Sequence[npt.NDArray[Any]], change: Change = UNCHANGED) -> float:
-        """Return the NMSE of the tensors, made of changed inputs; raise `WrongResultError`."""
+        """Return the NMSE of the tensors, made of changed inputs and positions; raise `WrongResultError`."""
         worst = 0.0
-        wants = [change.of(want) for want in self._want]
+        wants = [change.of(want) for want in (self._wants(change.start) if change.start else self._want)]
         all_norms = [Change(heads=change.heads).of(norms) for norms in self._norms]
         for number, (y, want, norms) in enumerate(zip(got, wants, all_norms, strict=True)):
             if y.shape != self._shapes[number]:

@@ -10,7 +10,7 @@ import pytest
 from lab_kernels import TABLES, changed
 
 from clrope import DeviceInfo
-from clrope.benchmark.audit import BEYOND, too_fast
+from clrope.benchmark.audit import BEYOND, clocks_disagree, too_fast
 from clrope.benchmark.buffers import DeviceSets, make_inputs
 from clrope.benchmark.entry import BenchmarkEntry, WrongResultError, calibrate, rounds
 from clrope.benchmark.measure import open_bench
@@ -47,6 +47,11 @@ CHEATS = {
     "writes behind its output after the first calls": (
         COUNT + ROTATION + "\n  if (calls > 40 && slot + h + r == 0)\n"
         "    y[(long)get_global_size(1) * get_global_size(2) * head_dim + 3] = 1.0f;"
+    ),
+    "keeps the cos and sin of the first calls": (
+        COUNT + "  const int pl = (r * pairs + slot) % 32768 * 2;\n"
+        "  if (calls <= 40) { kept[pl] = c; kept[pl + 1] = s; }\n"
+        "  y[i] = p * kept[pl] - q * kept[pl + 1];\n  y[j] = p * kept[pl + 1] + q * kept[pl];"
     ),
     "leaves the work to the next call": (
         COUNT + PLACE + "  if (calls <= 40) {\n" + ROTATION + "\n  } else {\n"
@@ -95,6 +100,8 @@ def test_cheats_fail_in_timed_calls(device: DeviceInfo, tmp_path: Path, name: st
         assert entry.problem.startswith("a timed call"), (workload, entry.problem)
         assert ("input" in name) == ("of its input" in entry.problem)
         assert ("behind" in name) == ("behind its buffers" in entry.problem)
+        if "cos and sin" in name:
+            assert entry.problem.startswith("a timed call, with an input and positions of its own: ")
 
 
 def test_a_kernel_that_is_wrong_at_once_is_not_timed(device: DeviceInfo, tmp_path: Path) -> None:
@@ -121,6 +128,22 @@ def test_speeds_beyond_the_memory_are_refused() -> None:
     assert too_fast(made_up("kernel", 2_000, 64), [launch]).startswith("faster than an empty launch: 2 us")
     assert too_fast(made_up("kernel", 4_000, 64), [launch]) == ""
     assert too_fast(BenchmarkEntry("kernel", "k", lambda i: None, lambda: None), []) == ""
+
+
+def test_event_times_are_compared_with_the_calls() -> None:
+    def with_events(kind: str, events: int, wall: int = 5_000_000) -> BenchmarkEntry:
+        entry = made_up(kind, wall)
+        entry.event = [events, events + 2, events * 3]
+        return entry
+
+    copies = [with_events("ceiling", 3_000_000), with_events("ceiling", 1_500_000)]
+    assert clocks_disagree(with_events("kernel", 2_000_000), copies) == ""
+    assert clocks_disagree(with_events("kernel", 1_100_000), copies) == ""
+    early = clocks_disagree(with_events("kernel", 900_000), copies)
+    assert early.startswith("events of 900 us in calls of 5000 us: they end before the work, at 1.17 GB/s")
+    assert clocks_disagree(with_events("kernel", 900_000), []) == ""
+    assert "clock cannot be right" in clocks_disagree(with_events("kernel", 6_100_000), copies)
+    assert clocks_disagree(made_up("kernel", 5_000_000), copies) == ""
 
 
 @pytest.mark.one_in(3)
