@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from ..kernels.problem import Problem
 
 
+#: A value of a tunable parameter.
+ParameterValue = int | float | str
+
+
 @dataclass(frozen=True)
 class Contract:
     """What a family of kernels expects.
@@ -25,7 +29,7 @@ class Contract:
     global_size, local_size: expressions; local_size () leaves it to the driver.
     requires:    (expression that must be true, what to say if it is not), for each call.
     local:       __local argument's name -> expression of its bytes.
-    constants:   names for expressions besides the meanings, such as tunable parameters.
+    parameters:  tunable parameter's name -> its values, the default first: a macro, and a name for expressions.
     shared_rows: rows of positions or tables are those of one batch; otherwise one for each token of each batch.
     checks_types: whether pointers to elements must be of the storage type.
     """
@@ -38,7 +42,7 @@ class Contract:
     local_size: tuple[str, ...] = ()
     requires: tuple[tuple[str, str], ...] = ()
     local: Mapping[str, str] = field(default_factory=dict)
-    constants: Mapping[str, float | int | str] = field(default_factory=dict)
+    parameters: Mapping[str, tuple[ParameterValue, ...]] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     own_words: bool = True
     shared_rows: bool = False

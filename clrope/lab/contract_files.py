@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ..errors import ConfigError
-from .contract import Contract
+from .contract import Contract, ParameterValue
 from .contracts import cos_sin_tables
 
 _LARGEST_FILE = 1 << 20
@@ -26,6 +26,7 @@ class _Toml(msgspec.Struct, forbid_unknown_fields=True):
     requires: list[str] = []
     arguments: dict[str, str] = {}
     local: dict[str, str] = {}
+    parameters: dict[str, list[ParameterValue]] = {}
     shared_rows: bool = False
 
 
@@ -64,23 +65,31 @@ class _TuningParameter(msgspec.Struct):
     """A tunable parameter; the first of its values is used if it has no default."""
 
     Name: str
-    Values: list[float | int | str] | str = []
-    Default: float | int | str | None = None
+    Values: list[ParameterValue] | str = []
+    Default: ParameterValue | None = None
 
     @property
-    def chosen(self) -> float | int | str:
-        """The value that the lab uses."""
-        values = msgspec.json.decode(self.Values) if isinstance(self.Values, str) else self.Values
+    def values(self) -> tuple[ParameterValue, ...]:
+        """The values, the default first."""
+        text = self.Values if isinstance(self.Values, str) else None
+        values = msgspec.json.decode(text, type=list[ParameterValue]) if text is not None else self.Values
         if self.Default is None and not values:
             raise ConfigError(f"TuningParameters: {self.Name} has neither Default nor Values")
-        found: float | int | str = values[0] if self.Default is None else self.Default
-        return found
+        first = [] if self.Default is None else [self.Default]
+        return tuple(dict.fromkeys([*first, *values]))
+
+
+class _Condition(msgspec.Struct):
+    """Kernel Tuner's condition on parameters."""
+
+    Expression: str
 
 
 class _ConfigurationSpace(msgspec.Struct):
     """Kernel Tuner's parameters."""
 
     TuningParameters: list[_TuningParameter] = []
+    Conditions: list[_Condition] = []
 
 
 class _KernelTuner(msgspec.Struct):
@@ -117,10 +126,14 @@ def parsed_toml(data: bytes) -> dict[str, Any]:
 
 
 def _of_toml(given: _Toml) -> Contract:
+    for name, values in given.parameters.items():
+        if not values:
+            raise ConfigError(f"parameters: {name} has no values")
     return Contract(
         given.name, "described by a TOML file", given.arguments, given.kernel, given.global_size,
         given.local_size, tuple((test, f"calls without {test}") for test in given.requires), given.local,
-        options=tuple(given.options), shared_rows=given.shared_rows,
+        parameters={name: tuple(values) for name, values in given.parameters.items()}, options=tuple(given.options),
+        shared_rows=given.shared_rows,
     )  # fmt: skip
 
 
@@ -128,7 +141,7 @@ def _of_kernel_tuner(given: _KernelTuner, path: Path) -> tuple[Contract, Path | 
     spec = given.KernelSpecification
     if spec.Language.lower() != "opencl":
         raise ConfigError(f"{path}: Language: got {spec.Language!r}, 'OpenCL' is needed")
-    chosen = {parameter.Name: parameter.chosen for parameter in given.ConfigurationSpace.TuningParameters}
+    space = given.ConfigurationSpace
     arguments = dict(cos_sin_tables.CONTRACT.arguments)
     for argument in spec.Arguments:
         if argument.Meaning:
@@ -140,7 +153,8 @@ def _of_kernel_tuner(given: _KernelTuner, path: Path) -> tuple[Contract, Path | 
         whole = tuple(f"({a}) * ({b})" for a, b in zip(whole, local or ("1",) * 3, strict=True))
     contract = Contract(
         "kernel-tuner", "described by a Kernel Tuner T1 file", arguments, spec.KernelName, whole, local,
-        constants=chosen, options=(*spec.CompilerOptions, *(f"-D{name}={value}" for name, value in chosen.items())),
+        requires=tuple((c.Expression, f"parameters without {c.Expression}") for c in space.Conditions),
+        parameters={p.Name: p.values for p in space.TuningParameters}, options=tuple(spec.CompilerOptions),
     )  # fmt: skip
     return contract, path.parent / spec.KernelFile if spec.KernelFile else None
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import re
-import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -20,9 +20,10 @@ from ..errors import ConfigError, UnsupportedError
 from ..kernels.kernel import Kernel, Parameters, Unsupported
 from ..kernels.launch import BoundNumber, BoundRows, ConstantBytes, LaunchSpec, LocalBytes
 from ..kernels.problem import Pairing, Problem
-from .contract import Contract, expression_of, not_expressible
+from .contract import Contract, ParameterValue, expression_of, not_expressible
 from .contract_files import contract_of_file
 from .contracts import BY_NAME
+from .directives import parameter_value, with_directives
 from .expressions import Expression
 from .meanings import MEANINGS, ArrayValue, BoundValue, values_of
 from .signature import KernelArgument, KernelSignature, numbers_of_macros, signatures, without_comments
@@ -44,8 +45,6 @@ _BITS = {"f32": ("uint", "int"), "f16": ("ushort", "short"), "f64": ("ulong", "l
 _ANYTHING = ("void",)
 #: Storage types that OpenCL C computes with.
 _ARITHMETIC = ("f32", "f16", "f64")
-_DIRECTIVE = re.compile(r"^[ \t]*//[ \t]*lab:[ \t]*(.+?)[ \t]*$", re.MULTILINE)
-_ASSIGNMENT = re.compile(r"(local\s+)?(\w+)\s*=(?!=)\s*(.+)")
 _GGML_KINDS = {"normal": "norm", "neox": "neox", "mrope": "multi", "imrope": "multi", "vision": "vision"}
 _LARGEST_FILE = 4 << 20
 
@@ -130,12 +129,34 @@ class LabFile:
             "T": ELEMENTS[dtype], "REAL": "double" if dtype == "f64" else "float", f"STORAGE_{dtype.upper()}": "1",
             pairing.upper(): "1",
         }  # fmt: skip
+        options += [f"-D{name}={value}" for name, value in self.chosen.items() if name not in given]
         options += [
             f"-D{name}={text}"
             for name, text in made.items()
             if name in self._words and name not in given and not re.search(rf"#\s*define\s+{name}\b", self.source)
         ]
         return tuple(options)
+
+    @cached_property
+    def chosen(self) -> dict[str, ParameterValue]:
+        """The value of each tunable parameter: that of an option `-DNAME=value`, else the default."""
+        given = {name: value for o in self.options if o.startswith("-D") for name, _, value in [o[2:].partition("=")]}
+        return {
+            name: parameter_value(given[name]) if name in given else values[0]
+            for name, values in self.contract.parameters.items()
+        }
+
+    def settings(self) -> list[dict[str, ParameterValue]]:
+        """Return every combination of the tunable parameters' values, the chosen one first."""
+        names = list(self.contract.parameters)
+        product = itertools.product(*self.contract.parameters.values())
+        rest = [s for s in (dict(zip(names, values, strict=True)) for values in product) if s != self.chosen]
+        return [self.chosen, *rest]
+
+    def with_setting(self, setting: Mapping[str, ParameterValue]) -> LabFile:
+        """Return the file with other values of its tunable parameters."""
+        kept = [o for o in self.options if not (o.startswith("-D") and o[2:].partition("=")[0] in setting)]
+        return replace(self, options=(*kept, *(f"-D{name}={value}" for name, value in setting.items())))
 
     def signature(self, dtype: str = "f32", mode: str = "neox") -> KernelSignature:
         """Return the kernel for a storage type and mode. Raises `ConfigError` where there is none."""
@@ -161,7 +182,7 @@ class LabFile:
         text = contract.arguments.get(argument.name)
         if text is None and contract.own_words and argument.name in MEANINGS:
             text = argument.name
-        if text is None and argument.name in contract.constants:
+        if text is None and argument.name in contract.parameters:
             text = argument.name
         if text is None:
             known = [*contract.arguments, *(MEANINGS if contract.own_words else ())]
@@ -276,7 +297,7 @@ class LabFile:
         """Return what expressions may name: meanings, constants, numeric macros, and names of earlier lines."""
         own = values_of(problem, config, repeats)
         options = self.build_options(problem.dtype, problem.pairs.pairing or "neox")
-        values = {**numbers_of_macros(self.source, options), **own, **self.contract.constants}
+        values = {**numbers_of_macros(self.source, options), **own, **self.chosen}
         for name, text in self.contract.arguments.items():
             expression = expression_of(text, f"{self.path.name}: {name}")
             if name not in values and expression.names <= values.keys():
@@ -390,7 +411,7 @@ def load_file(
             raise ConfigError(f"{where}: names no KernelFile")
         where = own
     source = _read(where)
-    made, named = _with_directives(made, source, where)
+    made, named = with_directives(made, source, where)
     return LabFile(where, source, made, tuple(options), kernel or named)
 
 
@@ -425,45 +446,3 @@ def _read(path: Path) -> str:
         raise ConfigError(
             f"{path}: cannot be read as a kernel file ({getattr(error, 'strerror', None) or error})"
         ) from error
-
-
-def _with_directives(contract: Contract | None, source: str, path: Path) -> tuple[Contract, str]:
-    """Return the contract with the lines `// lab: ...` of a file applied, and the kernel's name if they have one."""
-    kernel, lines = "", _DIRECTIVE.findall(source)
-    for line in lines:
-        if line.startswith("contract ") and contract is None:
-            name = line.split(None, 1)[1]
-            if name not in BY_NAME:
-                raise ConfigError(f"{path}: contract: got {name!r}, allowed are {', '.join(BY_NAME)}")
-            contract = BY_NAME[name]
-    contract = contract or BY_NAME["clrope"]
-    for line in lines:
-        word, _, rest = line.partition(" ")
-        assignment = _ASSIGNMENT.fullmatch(line)
-        if word == "contract":
-            continue
-        if word == "kernel" and rest:
-            kernel = rest.strip()
-        elif word in ("global_size", "local_size") and rest:
-            contract = replace(contract, **{word: tuple(part.strip() for part in _split(rest))})
-        elif word == "requires" and rest:
-            contract = replace(
-                contract, requires=(*contract.requires, *((t, f"calls without {t}") for t in _split(rest)))
-            )
-        elif word == "options" and rest:
-            contract = replace(contract, options=(*contract.options, *shlex.split(rest)))
-        elif assignment and assignment[1]:
-            contract = replace(contract, local={**contract.local, assignment[2]: assignment[3]})
-        elif assignment:
-            contract = replace(contract, arguments={**contract.arguments, assignment[2]: assignment[3]})
-        else:
-            raise ConfigError(
-                f"{path}: got the line `// lab: {line}`, allowed are kernel, contract, global_size, local_size, "
-                "requires, options, `local NAME = BYTES` and `NAME = EXPRESSION`"
-            )
-    return contract, kernel
-
-
-def _split(text: str) -> list[str]:
-    """Return parts between commas that are outside of brackets."""
-    return [part.strip() for part in re.split(r",(?![^(]*\))", text)]

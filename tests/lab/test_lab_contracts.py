@@ -261,7 +261,10 @@ def test_a_description_by_kernel_tuner(device: DeviceInfo, tmp_path: Path) -> No
     path = write(tmp_path, t1(), "turn.json")
     file = load_file(path)
     assert file.path == tmp_path / "mine.cl"
-    assert file.contract.options == ("-cl-mad-enable", "-Dblock=8")
+    assert file.build_options("f32", "neox")[:2] == ("-cl-mad-enable", "-Dblock=8")
+    assert file.settings() == [{"block": 8}, {"block": 16}]
+    other = file.with_setting({"block": 16})
+    assert (other.chosen, other.options) == ({"block": 16}, ("-Dblock=16",))
     assert file.contract.local_size == ("block", "1", "1")
     rotates(path, device)
     # In work-groups, as CUDA counts.
@@ -305,7 +308,7 @@ def test_every_expression_of_the_contracts_is_known() -> None:
     for contract in BY_NAME.values():
         assert contract.summary
         for name, text in contract.arguments.items():
-            assert Expression(text, name).names <= set(MEANINGS) | set(contract.constants), name
+            assert Expression(text, name).names <= set(MEANINGS) | set(contract.parameters), name
 
 
 @pytest.mark.parametrize("source", [TABLES, POSITIONS], ids=["tables", "positions"])
