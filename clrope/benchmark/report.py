@@ -61,6 +61,11 @@ def tables(results: Sequence[dict[str, Any]]) -> list[Table]:
             tuple(_latency_row(r, device, peers) for r in latency for device in r.devices),
         ),
         Table(
+            "Kernel files",
+            ("workload", "device", "kernel", "#GB/s", "#µs a call", "#of the ceiling", "#of clrope", "#N"),
+            tuple(_kernel_row(r, e) for r in known for e in r.entries("kernel")),
+        ),
+        Table(
             "NumPy arrays, times of device-resident",
             ("workload", "device", "#device ms", "#plan.run on NumPy", "#out= given", "#new result", "#memcpy ms"),
             tuple(_host_row(r, device) for r in hosts for device in r.devices),
@@ -140,6 +145,15 @@ def _latency_row(record: WorkloadRecord, device: str, peers: Sequence[str]) -> t
         number(record.launches(device)), micro(record.ceiling(device)),
         micro(record.first("clrope", "numpy plan.run", device)),
         *(micro(record.first("peer", p)) for p in peers), str(own["wall"]["n"]),
+    )  # fmt: skip
+
+
+def _kernel_row(record: WorkloadRecord, entry: dict[str, Any]) -> tuple[str, ...]:
+    device = entry["device"]
+    return (
+        record.name, device, entry["name"], number(entry["bytes"] / record.time(entry)),
+        number(record.time(entry) / 1e3), number(record.speed(entry, record.ceiling(device))),
+        number(record.speed(entry, record.arrays(device))), str(entry["wall"]["n"]),
     )  # fmt: skip
 
 

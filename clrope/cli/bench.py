@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import ConfigError
+from ..device import DeviceInfo
+from ..errors import ConfigError, DeviceError
 from .exit_code import WRONG
 from .options import AsJson, Devices, JsonFile, Quiet, Seed, Types, checked_types, flag, healthy_devices, value
 from .output import bytes_text, print_json, print_table, progress_bar, write_text
@@ -27,6 +28,9 @@ def bench(
     peer_rounds: Annotated[int, value("N", "Rounds that measure the peers, at most.", min=1)] = 9,
     repeats: Annotated[int, value("N", "Repeats of each workload, with new buffers.", min=1)] = 1,
     calls: Annotated[int, value("N", "Calls of an entry in a row, at most.", min=1)] = 5,
+    kernel: Annotated[
+        list[str] | None, value("FILE", "Kernel file of your own, measured as clrope's kernels are (repeatable).")
+    ] = None,
     threads: Annotated[int, value("N", "Threads of each peer. 0: one for each usable CPU.", min=0)] = 0,
     seed: Seed = None,
     tiny: Annotated[bool, flag("--tiny", "Use short axes: a quick trial whose figures mean nothing.")] = False,
@@ -52,10 +56,13 @@ def bench(
         rows = [[w.name, " ".join(map(str, w.tensors)), bytes_text(w.bytes_moved)] for w in chosen]
         print_table("", ["workload", "tensors", "#moved"], rows)
         return
+    devices = healthy_devices(device)
+    seed = time.time_ns() % (1 << 32) if seed is None else seed
     options = Options(
         rounds=rounds or 9, call_rounds=rounds or 60, peer_rounds=peer_rounds, repeats=repeats, calls=calls,
         peers=tuple(peer or ()), with_peers=not no_peers, threads=threads,
-        seed=time.time_ns() % (1 << 32) if seed is None else seed, tiny=tiny, processes=processes,
+        seed=seed, tiny=tiny, processes=processes,
+        others=_own_kernels(kernel or [], [w.name for w in chosen if not w.calls], devices, seed),
     )  # fmt: skip
     with progress_bar(quiet) as bar:
         task = bar.add_task("", total=None)
@@ -64,7 +71,7 @@ def bench(
             bar.update(task, completed=done, total=total, description=what)
             bar.refresh()
 
-        result = run(chosen, healthy_devices(device), options, progress)
+        result = run(chosen, devices, options, progress)
     if json_file is not None:
         write_text(json_file, text_of(result))
     if json_file != "-":
@@ -72,6 +79,25 @@ def bench(
     failed = [e for w in result["workloads"] for e in w["entries"] if e["status"] in ("wrong", "error")]
     if any(e["kind"] == "clrope" or e["status"] == "wrong" for e in failed):
         raise SystemExit(WRONG)
+
+
+def _own_kernels(files: list[str], workloads: list[str], devices: Sequence[DeviceInfo], seed: int) -> dict[str, Any]:
+    """Return kernel files by name, each tried in a child process first, because it may crash or never end."""
+    if not files:
+        return {}
+    from ..lab.lab_bench import bench_kernels, names_of
+    from ..lab.lab_kernel import load_file
+
+    loaded = [load_file(name) for name in files]
+    for file in loaded:
+        file.check()
+    selectors = [d.index for d in devices]
+    for tried in bench_kernels(
+        loaded, [None] * len(loaded), selectors, workloads=workloads, rounds=1, seed=seed, tiny=True
+    ):
+        for name, reason in {**tried.ended, **({tried.target.name: tried.problem} if tried.problem else {})}.items():
+            raise DeviceError(f"--kernel: {name} on {tried.target.name}: {reason}")
+    return {name: file.kernel_object() for name, file in zip(names_of(loaded), loaded, strict=True)}
 
 
 def report(

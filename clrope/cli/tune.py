@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from ..select import database
 from ..select.defaults import default_for
 from ..select.records import TOLERANCE, TuningKey, TuningRecord, TuningReport
 from .exit_code import UNUSABLE, WRONG
-from .options import AsJson, Devices, Quiet, Types, checked_types, flag, value
+from .options import AsJson, Devices, Quiet, Seed, Types, checked_types, flag, value
 from .output import bytes_text, print_json, print_table, progress_bar
 
 
@@ -33,15 +34,32 @@ def tune_devices(
     files: Annotated[
         list[str] | None, typer.Argument(metavar="FILE", help="Tuning files for --write-defaults.")
     ] = None,
+    kernel: Annotated[
+        str, value("FILE", "Tune a kernel file of your own: the parameters of its lines `// lab: tune NAME = VALUES`.")
+    ] = "",
+    contract: Annotated[str | None, value("NAME", "Contract of --kernel, as for `clrope lab`.")] = None,
+    workload: Annotated[
+        list[str] | None, value("NAME", "Workload of --kernel, as `clrope bench --list` shows them (repeatable).")
+    ] = None,
+    seed: Seed = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Find the fastest variant of each kernel.
+    """Find the fastest variant of each kernel, or the best parameters of a kernel file of your own.
 
     Every variant runs in a child process; its bits are checked, its time is taken, and later calls use the winners.
     The column 'default' is the share of the winner's speed that the default variant has. Default storage types: f32,
     f16, bf16, f64. Exit code 2 if a device cannot be used, 1 if nothing was found for a device.
     """
+    for name, given in (("--contract", contract), ("--workload", workload), ("--seed", seed)):
+        if given is not None and not kernel:
+            raise ConfigError(f"{name}: given without --kernel")
+    if kernel:
+        from .lab_tune_command import tune_kernel
+
+        drawn = time.time_ns() % (1 << 32) if seed is None else seed
+        tune_kernel(kernel, contract, names or [], workload or [], budget, drawn, as_json, quiet)
+        return
     if write_defaults and not files:
         raise ConfigError("FILE: none given, --write-defaults needs the tuning.json of one machine or more")
     if files and not write_defaults:

@@ -101,13 +101,15 @@ def bench_kernels(
     silence: float = 60.0,
     tiny: bool = False,
     doing: Callable[[Target, str], None] = lambda target, what: None,
+    names: Sequence[str] = (),
 ) -> list[SpeedReport]:
     """Measure kernel files on devices, chosen as `clrope verify` does.
 
-    silence: seconds without a sign of life after which a kernel counts as endless. doing: told what is done next. A
-    kernel that ends its process is left out, and the others are measured in a new one.
+    silence: seconds without a sign of life after which a kernel counts as endless. doing: told what is done next.
+    names: of the files in the report; default: their own. A kernel that ends its process is left out, and the others
+    are measured in a new one.
     """
-    names = _names(files)
+    names = names or names_of(files)
     select(workloads)  # refuses unknown names before a device is used
     reports = []
     for target in targets(selectors):
@@ -146,7 +148,7 @@ def bench_kernels(
     return reports
 
 
-def _names(files: Sequence[LabFile]) -> list[str]:
+def names_of(files: Sequence[LabFile]) -> list[str]:
     """Return a name for each file: its own, with a number where several have the same."""
     names: list[str] = []
     for file in files:

@@ -37,6 +37,8 @@ _SCALARS = {
     "long": "int64", "ulong": "uint64", "float": "float32", "double": "float64", "half": "float16",
 }  # fmt: skip
 _VECTOR = re.compile(r"(char|uchar|short|ushort|int|uint|long|ulong|float|double)(2|3|4|8|16)")
+#: The length of a vector at the end of its type's name; pointers to vectors point to elements.
+_LENGTH = re.compile(r"(?<=[a-z])(2|3|4|8|16)$")
 #: The type of an element in OpenCL C by storage type.
 ELEMENTS = {"f32": "float", "f16": "half", "f64": "double", "bf16": "ushort", "f8e4m3": "uchar", "f8e5m2": "uchar"}
 #: Types of pointers to elements besides those: bits, or anything.
@@ -364,7 +366,7 @@ class LabFile:
             return name, BoundNumber(_SCALARS[kind], value.scale)
         if name in ("cosine", "sine"):
             real = "double" if problem.dtype == "f64" else "float"
-            if kind not in (real, *_ANYTHING):
+            if _LENGTH.sub("", kind) not in (real, *_ANYTHING):
                 return f"{problem.dtype}, for which tables are {real} (its {argument.name} is {kind})"
             return name, None
         if self.contract.checks_types:
@@ -372,7 +374,7 @@ class LabFile:
             if "T" in self._words and problem.dtype not in _ARITHMETIC and macro not in self._words:
                 return f"{problem.dtype}, whose bits T would hold (it does not read {macro})"
             allowed = (ELEMENTS[problem.dtype], *_BITS[problem.dtype], *_ANYTHING)
-            if kind not in allowed:
+            if _LENGTH.sub("", kind) not in allowed:
                 return f"{problem.dtype} (its {argument.name} is {kind})"
         return name, None
 

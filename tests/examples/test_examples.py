@@ -14,7 +14,7 @@ import pytest
 import clrope
 
 ROOT = Path(__file__).parent.parent.parent
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 #: Packages that an example needs and the package itself does not.
 NEEDS = {"torch_zero_copy": "torch", "gguf_qk": "gguf"}
 
@@ -37,7 +37,7 @@ def test_runs_and_is_right(device: clrope.DeviceInfo, path: Path) -> None:
 
 
 def test_one_line_each_and_short() -> None:
-    listed = re.findall(r"^\| \[(\w+\.py)\]\(\1\)", (ROOT / "examples/README.md").read_text(encoding="utf-8"), re.M)
-    assert sorted(listed) == [path.name for path in EXAMPLES]
+    listed = re.findall(r"^\| \[([\w/]+\.py)\]\(\1\)", (ROOT / "examples/README.md").read_text(encoding="utf-8"), re.M)
+    assert sorted(listed) == sorted(path.relative_to(ROOT / "examples").as_posix() for path in EXAMPLES)
     for path in EXAMPLES:
         assert len(path.read_text(encoding="utf-8").splitlines()) < 60, path.name

@@ -51,6 +51,22 @@ def rotates(path: Path, device: DeviceInfo, contract: object = None, config: Rop
     assert clrope.compare(out, clrope.reference.rope(x, 7, config)).nmse < 1e-12
 
 
+def test_tables_by_position(device: DeviceInfo, tmp_path: Path) -> None:
+    """A kernel that finds rows of its tables by `pos_ids`, as InfiniOp's do."""
+    source = changed(FOREIGN, [("FLOATS freqs_sin,", "FLOATS freqs_sin, __global const uint *pos_ids,")])
+    source = source.replace("[r * half_ + i]", "[pos_ids[r] * half_ + i]")
+    rotates(write(tmp_path, "// lab: requires neox\n" + source), device, "cos-sin-tables")
+
+
+@pytest.mark.parametrize("pointer", ["float4", "float8"])
+def test_pointers_to_vectors(device: DeviceInfo, tmp_path: Path, pointer: str) -> None:
+    arguments = f"__global {pointer} *out, __global const {pointer} *in"
+    inside = "  __global float *t_out = (__global float *)out; FLOATS t_in = (FLOATS)in;\n"
+    edits = [("__global float *t_out, FLOATS t_in", arguments), ("  uint i =", f"{inside}  uint i =")]
+    source = "// lab: requires neox\n" + changed(FOREIGN, edits)
+    rotates(write(tmp_path, source), device, "cos-sin-tables")
+
+
 # -- signatures --------------------------------------------------------------------------------------------------------
 
 
@@ -96,6 +112,7 @@ WRONG = {
         TABLES, [("#ifdef NEOX", "#if 1")], "nothing tells rope which elements form a pair", ["requires neox"]),
     "an unknown directive": (
         "// lab: warp 32\n" + TABLES, [], "got the line `// lab: warp 32`", ["allowed are kernel"]),
+    "a parameter without values": ("// lab: tune WIDTH = \n" + TABLES, [], "got the line `// lab: tune WIDTH =`", []),
     "an unknown contract": ("// lab: contract mine\n" + TABLES, [], "contract: got 'mine'", ["ggml-opencl"]),
     "several kernels": (
         TABLES + "__kernel void other(__global float *x) {}\n", [], "has 2 kernels, rope, other",

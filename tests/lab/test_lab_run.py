@@ -66,6 +66,7 @@ def test_a_right_kernel(device: DeviceInfo, tmp_path: Path) -> None:
         ("  volatile int k = 1; while (k) { if (k > 5) k = 1; k++; }\n", "loop", "did not end"),
         ("  y[(long)1 << 40] = 1;\n", "crash", "SIG"),
         ("  y[i] = undeclared;\n", "build error", "mine.cl:21"),
+        ("  __builtin_trap();\n", "crash", "SIGILL"),
     ],
 )
 def test_what_ends_badly(device: DeviceInfo, tmp_path: Path, edit: str, verdict: str, said: str) -> None:
@@ -81,6 +82,16 @@ def test_what_ends_badly(device: DeviceInfo, tmp_path: Path, edit: str, verdict:
 
 
 NEOX = RopeConfig("neox")
+
+
+def test_a_kernel_that_aborts(device: DeviceInfo, tmp_path: Path) -> None:
+    """Intel's runtime finds the C library's `abort`, which ends the process; others do not build the kernel."""
+    path = write(tmp_path, "void abort(void);\n" + changed(TABLES, [("  y[i] =", "  abort();\n  y[i] =")]))
+    report = run(path, device, stop_at_first=True)
+    assert not report.ok
+    assert report.first_failure is not None
+    said = {"crash": "SIGABRT", "build error": "abort"}[report.verdict("modes")]
+    assert said in report.first_failure.outcome.detail
 
 
 @pytest.mark.parametrize("name", CHEATS)

@@ -21,10 +21,11 @@ _ALIASES = {
     "x_batch": "x_stride_batch", "x_token": "x_stride_seqlen x_stride_token", "x_head": "x_stride_nhead x_stride_head",
     "y_batch": "y_stride_batch", "y_token": "y_stride_seqlen y_stride_token", "y_head": "y_stride_nhead y_stride_head",
     "neox": "is_neox use_neox",
+    "row_numbers": "pos_ids position_ids pos",
 }  # fmt: skip
 
 CONTRACT = Contract(
     "cos-sin-tables",
-    "kernels that read finished tables of cos and sin, one row for each token of each batch",
+    "kernels that read finished tables of cos and sin, one row for each token of each batch, in order or by pos_ids",
     {alias: meaning for meaning, names in _ALIASES.items() for alias in names.split()},
 )
