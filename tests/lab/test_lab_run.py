@@ -103,6 +103,19 @@ def test_cheats_with_a_memory(device: DeviceInfo, tmp_path: Path, name: str) -> 
     assert said in outcome.diagnosis[0], outcome
 
 
+def test_a_write_after_the_event(device: DeviceInfo, tmp_path: Path) -> None:
+    """Every call gives right values, and each changes the result of the call before it."""
+    state = "// lab: options -cl-std=CL2.0\n__global float *__global earlier;\n"
+    body = (
+        ROTATION
+        + "\n  if (slot + h + r == 0) {\n    if (earlier && earlier != y) earlier[1] = 0.25f;\n    earlier = y;\n  }"
+    )
+    path = write(tmp_path, state + changed(TABLES, [(ROTATION, body)]))
+    outcome = LabTrial(parse_case(PLAIN), secrets.randbits(32), load(path)).run_kernel(device)
+    assert outcome.status == "wrong"
+    assert outcome.diagnosis[0].startswith("the first call's result changed after its event"), outcome
+
+
 def test_results_that_depend_on_the_call_count(device: DeviceInfo, tmp_path: Path) -> None:
     """Within the limit, but of other bits: the third call differs from the first."""
     body = (
