@@ -20,6 +20,8 @@ FIELDS: list[dict[str, Any]] = [
     YARN,
     {**YARN, "ext_factor": 0.7, "beta_fast": 8.0, "beta_slow": 4.0},
     {**YARN, "n_ctx_orig": 0, "beta_fast": 1.0},
+    # The ramp would end beyond n_dims - 1, which ggml does not allow.
+    {**YARN, "n_ctx_orig": 2**20, "beta_slow": 1e-3},
     {**YARN, "n_ctx_orig": 0, "freq_base": 0.5},
     {**YARN, "ext_factor": -1.3, "n_ctx_orig": 131072, "freq_base": 5e5},
     {"freq_factors": tuple(0.9 + 0.003 * i for i in range(64))},
