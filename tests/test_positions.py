@@ -128,6 +128,30 @@ def test_what_forms_mean() -> None:
     assert position_rows([-(2**31) - 1], NEOX, batch=1, seq=1).beyond_32_bits
 
 
+def test_the_last_positions_of_32_and_64_bits() -> None:
+    assert not position_rows([-(2**31), 2**31], NEOX, batch=1, seq=2).beyond_32_bits
+    rows = position_rows([2**63 - 3], NEOX, batch=1, seq=3).rows
+    np.testing.assert_array_equal(rows, [[2**63 - 3, 2**63 - 2, 2**63 - 1]])
+    with pytest.raises(ShapeError, match="with 4 tokens goes beyond 64-bit integers"):
+        position_rows(2**63 - 3, NEOX, batch=1, seq=4)
+
+
+def test_section_rows_that_batches_share() -> None:
+    rows = np.arange(20).reshape(4, 1, 5)
+    found = position_rows(rows, SECTIONS, batch=2, seq=5)
+    assert found.batch_stride == 0
+    np.testing.assert_array_equal(found.rows, rows[:, 0])
+    for shape in ((4, 2, 5, 1), (4, 3, 5), (4, 2, 5)):
+        with pytest.raises(ShapeError, match="positions: got shape"):
+            position_rows(np.zeros(shape, np.int64), SECTIONS, batch=1 if shape[1:] == (2, 5) else 2, seq=5)
+
+
+@pytest.mark.parametrize(("config", "more"), [(NEOX, ""), (SECTIONS, r", \[3, R\], \[4, R\]")])
+def test_rows_of_tables_are_named_as_the_mode_allows(config: RopeConfig, more: str) -> None:
+    with pytest.raises(ShapeError, match=rf"allowed here are an int, \[R\]{more}$"):
+        position_rows(np.zeros((2, 3, 4), np.int64), config, batch=None, seq=None)
+
+
 @pytest.mark.parametrize("mode", ["mrope", "imrope"])
 def test_text_in_section_modes_is_neox(device: clrope.DeviceInfo, mode: Any, rng: np.random.Generator) -> None:
     x = rng.uniform(-1, 1, (2, 5, 2, 16)).astype(np.float32)
