@@ -1,4 +1,4 @@
-"""`clrope bench` measures, `clrope report` makes tables and a figure from what was measured."""
+"""`clrope bench`: measure speed against ceilings and peers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import typer
-
 from ..device import DeviceInfo
 from ..errors import ConfigError, DeviceError
 from .exit_code import WRONG
-from .options import AsJson, Devices, JsonFile, Quiet, Seed, Types, checked_types, flag, healthy_devices, value
-from .output import bytes_text, print_json, print_table, progress_bar, write_text
+from .options import Devices, JsonFile, Quiet, Seed, Types, checked_types, flag, healthy_devices, value
+from .output import bytes_text, print_table, progress_bar, write_text
+from .report_command import print_tables
 
 
 def bench(
@@ -75,7 +74,7 @@ def bench(
     if json_file is not None:
         write_text(json_file, text_of(result))
     if json_file != "-":
-        _print_tables([result])
+        print_tables([result])
     failed = [e for w in result["workloads"] for e in w["entries"] if e["status"] in ("wrong", "error")]
     if any(e["kind"] == "clrope" or e["status"] == "wrong" for e in failed):
         raise SystemExit(WRONG)
@@ -98,38 +97,3 @@ def _own_kernels(files: list[str], workloads: list[str], devices: Sequence[Devic
         for name, reason in {**tried.ended, **({tried.target.name: tried.problem} if tried.problem else {})}.items():
             raise DeviceError(f"--kernel: {name} on {tried.target.name}: {reason}")
     return {name: file.kernel_object() for name, file in zip(names_of(loaded), loaded, strict=True)}
-
-
-def report(
-    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Results of `clrope bench --json`.")],
-    figure: Annotated[str | None, value("PNG", "Draw the figure (needs matplotlib).")] = None,
-    markdown: Annotated[str | None, value("FILE", "Write the tables as Markdown.")] = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
-    """Make tables and a figure from results.
-
-    Files of one machine may be given together.
-    """
-    from ..benchmark.figure import draw
-    from ..benchmark.report import heading, tables
-    from ..benchmark.results import read_all
-
-    results = [result for name in files for result in read_all(name)]
-    if figure is not None:
-        draw(results, figure)
-    if markdown is not None:
-        write_text(markdown, "\n".join([heading(results) + "\n", *(table.markdown() for table in tables(results))]))
-    if as_json:
-        print_json([table.to_dict() for table in tables(results)])
-        return
-    if not quiet:
-        print(heading(results))
-    _print_tables(results)
-
-
-def _print_tables(results: Sequence[dict[str, Any]]) -> None:
-    from ..benchmark.report import tables
-
-    for table in tables(results):
-        print_table(table.title, table.columns, table.rows)

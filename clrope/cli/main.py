@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from .bench import bench, report
+from .bench import bench
 from .devices import list_devices
 from .exit_code import catch_signals, ending
 from .explain import explain
 from .identify_files import identify_files
 from .lab_command import check_kernel
 from .output import set_up_streams
+from .report_command import report
 from .run import rotate_file
 from .show_config import show_config
 from .tune import tune_devices
