@@ -91,7 +91,7 @@ def tune(
             continue
         group = _Group(
             device, ordinal, dtype, pairing, wanted,
-            list(variants or candidates(device.kind, dtype, pairing)),
+            list(variants or _defaults_first(candidates(device.kind, dtype, pairing), device, wanted)),
             sizes={**_sizes(device), **(nbytes or {})}, limit=limit, sources=dict(sources or {}),
             seed=secrets.randbits(32) if seed is None else seed,
         )  # fmt: skip
@@ -241,6 +241,10 @@ class _Group:
                 continue
             nbytes = entry["nbytes"] if entry else self.sizes[key.size]
             times = {int(n): s for n, s in entry["seconds"].items()} if entry else {}
+            default = default_for(self.device, key)
+            tried = [v for n, v in enumerate(self.variants) if n in self.failed or n in self.right]
+            if entry is not None and default in self.variants and default not in tried:
+                continue  # what won was not compared with what it would replace
             results = []
             for number, variant in enumerate(self.variants):
                 if number in self.failed:
@@ -253,12 +257,18 @@ class _Group:
             ceiling = entry["ceiling"] if entry else None
             records.append(
                 TuningRecord(
-                    key, decided(_in_order(results, default_for(self.device, key)), key.size), nbytes,
+                    key, decided(_in_order(results, default), key.size), nbytes,
                     None if ceiling is None else round(2 * nbytes / ceiling / 1e9, 3), self.checked_against, self.seed,
                     time.time(),
                 )
             )  # fmt: skip
         return records
+
+
+def _defaults_first(variants: Sequence[Variant], device: DeviceInfo, keys: Sequence[TuningKey]) -> list[Variant]:
+    """Return the variants with the defaults of some keys at the beginning: time may be over before all are tried."""
+    defaults = {default_for(device, key) for key in keys}
+    return sorted(variants, key=lambda variant: variant not in defaults)
 
 
 def _in_order(results: list[VariantResult], default: Variant) -> list[VariantResult]:

@@ -21,9 +21,10 @@ from clrope.device import child
 from clrope.device.cache import largest_cache
 from clrope.emulation import emulate_rope
 from clrope.errors import DeviceError
-from clrope.kernels.variant import STRIDED, Variant
+from clrope.kernels.variant import STRIDED, Variant, candidates
 from clrope.layout import DTYPES
 from clrope.select import database
+from clrope.select.defaults import default_for
 from clrope.select.records import SIZES, TuningKey, TuningReport, VariantResult
 from clrope.tune import search, worker
 from clrope.tune.search import tune
@@ -300,3 +301,27 @@ def test_a_device_that_rounds_in_a_way_of_its_own(cpu: clrope.DeviceInfo, cache:
         outcomes = {o.variant: o.outcome for o in record.results}
         assert outcomes == {STRIDED: "ok", GOOD: "wrong"}
         assert record.checked_against == "strided"
+
+
+def test_defaults_are_tried_first(cpu: clrope.DeviceInfo) -> None:
+    variants = candidates("cpu", "f32", "neox")
+    defaults = {default_for(cpu, key) for key in KEYS} & set(variants)
+    assert defaults
+    ordered = search._defaults_first(variants, cpu, KEYS)
+    assert set(ordered[: len(defaults)]) == defaults
+    assert sorted(ordered, key=variants.index) == variants
+
+
+def test_nothing_wins_without_being_compared_with_the_default(cpu: clrope.DeviceInfo) -> None:
+    key = KEYS[0]
+    default = default_for(cpu, key)
+    variants = [STRIDED, GOOD, default]
+    assert len(set(variants)) == 3
+    group = search._Group(cpu, 0, "f32", "neox", [key], variants, {key.size: 1 << 20}, 10.0, {}, 0)
+    group.right = [0, 1]
+    group.timed[key] = {"nbytes": 1 << 20, "seconds": {"0": 2e-3, "1": 1e-3}, "ceiling": None, "failed": {}}
+    assert group._records() == []
+    group.right.append(2)
+    group.timed[key]["seconds"]["2"] = 2e-3
+    (record,) = group._records()
+    assert record.winner == GOOD
