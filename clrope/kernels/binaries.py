@@ -1,7 +1,6 @@
 """Compiled programs kept between processes, as files of the cache directory, one a program.
 
-A file is the SHA-256 of its content, then the driver's binary. One that does not fit is compiled again. PoCL keeps its
-own.
+A file is the SHA-256 of its content, then the driver's binary. One that does not fit is compiled again.
 """
 
 from __future__ import annotations
@@ -20,14 +19,17 @@ from ..errors import RopeError
 if TYPE_CHECKING:
     import pyopencl
 
+#: Beginnings of names of platforms: PoCL keeps its own programs; Oclgrind's depend on how the simulator was started
+#: (OCLGRIND_BUILD_OPTIONS), and one that was built for counting ends a search for uninitialised values.
+NOT_KEPT = ("Portable Computing", "Oclgrind")
 #: Programs kept; the ones that were not used for longest go.
 MOST = 256
 _DIGEST = hashlib.sha256().digest_size
 
 
-def kept_by_driver(device: pyopencl.Device) -> bool:
-    """Whether the driver itself keeps what it compiled."""
-    return bool(device.platform.name.startswith("Portable Computing"))
+def are_kept(device: pyopencl.Device) -> bool:
+    """Whether programs of a device are kept here."""
+    return not device.platform.name.startswith(NOT_KEPT)
 
 
 def binary_path(device: pyopencl.Device, source: str, options: Sequence[str]) -> Path:

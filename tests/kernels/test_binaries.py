@@ -45,13 +45,13 @@ def result(device: clrope.DeviceInfo) -> Result:
 
 @pytest.fixture
 def kept(device: clrope.DeviceInfo) -> None:
-    if binaries.kept_by_driver(device.cl_device):
-        pytest.skip("this driver keeps its programs itself")
+    if not binaries.are_kept(device.cl_device):
+        pytest.skip("programs of this driver are not kept")
 
 
 def test_programs_are_not_kept_twice(device: clrope.DeviceInfo, programs: Path, result: Result) -> None:
     assert result() == 7
-    assert programs.exists() != binaries.kept_by_driver(device.cl_device)
+    assert programs.exists() == binaries.are_kept(device.cl_device)
 
 
 def test_a_kept_program_is_loaded(programs: Path, kept: None, result: Result, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 from lab_kernels import TABLES, changed
 
 from clrope import ConfigError, DeviceError
+from clrope.lab.counters import count
 from clrope.lab.lab_kernel import LabFile, load_file
 from clrope.lab.oclgrind import find_library
 from clrope.lab.simulator import Finding, SimulatorReport, is_waived, read_log, simulate
@@ -55,6 +56,15 @@ def test_a_right_kernel_is_clean(tmp_path: Path) -> None:
     assert report.ok
     assert report.findings == []
     assert {o.status for _, o in report.outcomes} == {"right", "not expressible"}
+
+
+@needs_oclgrind
+def test_a_kernel_that_was_counted_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs for counting are optimized; those for races are not."""
+    monkeypatch.setenv("CLROPE_CACHE_DIR", str(tmp_path / "cache"))
+    file = write(tmp_path, [])
+    assert {call.problem for call in count(file).calls} == {""}
+    assert checked(file).ok
 
 
 @needs_oclgrind
