@@ -117,7 +117,7 @@ class Rope:
                 self._remember(plan, inputs, several, out, forward, layout)
                 return result
             template, outputs, memories, queue = found
-            if out is None and RecentCall.fits(template):
+            if out is None and type(positions) is int and RecentCall.fits(template):
                 with self._lock:
                     keep(self._recent, shape, RecentCall(template, queue, inputs, forward, layout), RECENT_KEPT)
             source = template.source

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
     from ..device import DeviceInfo
 
-#: Steps before each timed step: they wake the device's threads and load this entry's data into the caches.
-WARM_UP_STEPS = 3
+#: Steps before each timed step: they load this entry's data into the caches and wake the device's threads, which slept
+#: while the process settled. After 3 of them launches still took twice as long.
+WARM_UP_STEPS = 12
 #: Positions that the steps cycle through; the peers have tables of all of them.
 FIRST_POSITION, LAST_POSITION = 1000, 4096
 

@@ -70,15 +70,14 @@ class BoundCall:
         self._quick_run: tuple[Callable[[], Any], list[Callable[[], Any]]]
         #: Numbers of launches whose positions are one scalar: (set a number, its argument, rows before the chunk).
         self._scalars: list[tuple[Callable[[int, Any], None], int, int]] = []
-        self._scalar_only = all(
-            step.variant.angles == "fused" and step.problem.angles.counting for step in call.steps
-        ) and bool(call.steps)
+        self._scalar_only = call.numbers_only
         if self._scalar_only:
             for step, launch in zip(call.steps, self.launches, strict=True):
                 number = launch.index("positions")
                 assert number is not None
                 self._scalars.append((launch.set_number, number, step.chunk.rows.start))
-        self._bind_quick = self._quick_binder()
+        #: `bind_addresses` without a look at whether there is such a way, or None.
+        self.bind_quick = self._quick_binder()
         self._array_setters = [
             (
                 launch.kernel.set_arg, slot.argument, launch.set_offset, slot.offset, slot.side,
@@ -97,9 +96,9 @@ class BoundCall:
 
         Returns False if these arrays need `bind`.
         """
-        if self._bind_quick is None:
+        if self.bind_quick is None:
             return False
-        self._bind_quick(addresses)
+        self.bind_quick(addresses)
         return True
 
     def bind_arrays(self, arrays: Sequence[Any]) -> None:
@@ -339,10 +338,14 @@ class BoundCall:
             events = self.enqueue(queue, None, memory)
             self.finish(queue, events, memory)
             if self._copies is None and all(host.direct for host in self._hosts):
-                self._quick_run = queue.queue.finish, [launch.bound(queue.queue) for launch in self.launches]
-                self.quick = queue
+                self.launch_without_transfers(queue)
             return
         self.launch_and_wait(memory)
+
+    def launch_without_transfers(self, queue: QueueState) -> None:
+        """Let `launch_and_wait` be enough on a queue: the device reaches the host memory in place."""
+        self._quick_run = queue.queue.finish, [launch.bound(queue.queue) for launch in self.launches]
+        self.quick = queue
 
     def launch_and_wait(self, memory: Any) -> None:
         """Launch and wait: the quick form of `run_on_host`, for calls that need nothing else."""
@@ -350,8 +353,11 @@ class BoundCall:
         busy, key = self._busy, id(self)
         busy[key] = memory
         try:
-            for event in [enqueue() for enqueue in enqueues]:
-                event.wait()  # raises where the launch has failed, as `finish` does not
+            if len(enqueues) == 1:
+                enqueues[0]().wait()  # raises where the launch has failed, as `finish` does not
+            else:
+                for event in [enqueue() for enqueue in enqueues]:
+                    event.wait()
         except BaseException as error:
             _settle(finish)
             busy.pop(key, None)

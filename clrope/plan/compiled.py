@@ -27,7 +27,7 @@ Access = Literal["device", "svm", "direct", "mapped", "copied"]
 #: Bytes that the tables of one chunk may take.
 TABLE_BYTES = 128 << 20
 #: Bound calls that a compiled call keeps for the next calls.
-_BOUND_KEPT = 8
+BOUND_KEPT = 8
 
 
 class PartSignature(NamedTuple):
@@ -102,7 +102,7 @@ class CompiledCall:
             second = None if step.second is None else step.second.problem
             step.spec = step.variant.spec(step.problem, info, second)
             step.program = runtime.program(step.spec)
-        self._free: deque[BoundCall] = deque(maxlen=_BOUND_KEPT)
+        self._free: deque[BoundCall] = deque(maxlen=BOUND_KEPT)
         #: Whether each array is one memory argument, from its first element on.
         self.whole = len(self.steps) <= len(self.parts) and all(
             view.span[0] == 0
@@ -113,6 +113,11 @@ class CompiledCall:
             if one is not None
             for view in (self.parts[one.part].x, self.parts[one.part].y)
         )
+
+    @property
+    def numbers_only(self) -> bool:
+        """Whether positions are nothing but a number for each launch: no buffers, no tables."""
+        return bool(self.steps) and all(s.variant.angles == "fused" and s.problem.angles.counting for s in self.steps)
 
     @property
     def writes_all(self) -> bool:

@@ -50,8 +50,8 @@ class Plan:
         self._runtime = template.runtime
         self._queue = self._runtime.queue_state(queue)
         self._lock = threading.Lock()
-        #: Events that were seen to have ended.
-        self._passed: list[Any] = []
+        #: The events of each input that were seen to have ended, None if some have not.
+        self._passed: list[list[Any]] | None = None
         self._quick: Quick | None = None
         self._source = source
         self._bind(template, list(operands), positions)
@@ -134,8 +134,7 @@ class Plan:
         before = self._before(waits)
         if self._template.all_on_device:
             bound.launch_on_arrays(queue, before, self._outputs)
-            if not before:
-                self._passed = [event for array in self._arrays for event in array.events]
+            self._passed = None if before else [list(array.events) for array in self._inputs]
             return
         events = bound.enqueue(queue, before, self._operands)
         bound.leave_events(events, self._outputs)
@@ -162,20 +161,24 @@ class Plan:
         if not self._template.all_on_device or len(bound.launches) != 1 or bound.must_wait or not queue.in_order:
             return None
         move, enqueue = self._mover(), bound.launches[0].bound(queue.queue)
-        arrays, outputs = self._arrays, self._outputs
+        inputs, outputs = self._inputs, self._outputs
 
         def quick(plan: Plan, positions: Any) -> bool:
-            own, passed = bound.events, plan._passed
-            for array in arrays:
-                for event in array.events:
-                    if event is not own[0] and event not in passed:
-                        return False
+            passed, own = plan._passed, bound.events
+            if passed is None:
+                return False
+            for array, events in zip(inputs, passed):  # noqa: B905 - of one length
+                if array.events != events:
+                    return False
+            for array in outputs:
+                if array.events != own:  # type: ignore[union-attr]  # all are on the device
+                    return False
             if getpid() != pid or not (positions is None or move(plan, positions)):
                 return False
             event = enqueue()
             bound.events = [event]
             for array in outputs:
-                array.events[:] = (event,)  # type: ignore[union-attr]  # all are on the device
+                array.events[:] = (event,)  # type: ignore[union-attr]
             return True
 
         return quick
@@ -217,6 +220,7 @@ class Plan:
         self._outputs = [out.original if out.kind == "opencl" else None for _, out in self._operands]
         both = [o.array for x, out in self._operands for o in ((x,) if x is out else (x, out))]
         self._arrays = [array for array in both if array is not None]
+        self._inputs = [x.array for x, out in self._operands if x is not out and x.array is not None]
 
     def _move(self, positions: Any) -> None:
         moved = None

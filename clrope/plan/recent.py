@@ -1,25 +1,32 @@
 """`RecentCall`: the compiled call of an operation's last arrays, found by comparing instead of by hashing.
 
-In a decoder all layers call alike. Comparing takes a third of the time that building and looking up a signature takes,
-which on a CPU is as long as the rotation itself.
+In a decoder all layers call alike, and what a call costs beyond its launch is as long as the rotation itself. So what
+such a call does is put together once, as one function of the arrays and the position.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable
 from os import getpid
 from typing import Any
 
 import numpy as np
 
-from ..runtime import QueueState
+from ..runtime import QueueState, pending
 from ..select.database import generation
 from .angle_sources import COUNTING, LIMIT, ConfigAngles
+from .bound import BoundCall
+from .compiled import BOUND_KEPT
 from .template import CallTemplate, buffer_alignment
 
 #: Returns what a bound call takes as memory, None for an array that does not match.
 Match = Callable[[Any], Any]
+#: Of one tensor: what recognises an input, what makes a result, and what makes memory of a result (or its address).
+Part = tuple[Match, Callable[[Any, QueueState], tuple[Any, Any]], "Callable[[Any], Any] | None"]
+#: Rotates arrays at a position and returns the results; None if an array does not match.
+Rotation = Callable[[list[Any], int], "list[Any] | None"]
 
 
 class RecentCall:
@@ -33,47 +40,125 @@ class RecentCall:
         self._generation, self._pid = generation(), getpid()
         self._last = LIMIT - template.seq + 1
         self._call = template.compiled(COUNTING)
-        whole = self._call.whole
-        self._matches = [_match(a, part.x_alignment, whole) for a, part in zip(inputs, template.parts, strict=True)]
-        self._new = [None] * len(inputs)
-        self._several, self._on_host = template.several, template.all_on_host
+        self._parts = [
+            _part(a, part.x_alignment, maker, self._call.whole and part.access == "svm")
+            for a, part, maker in zip(inputs, template.parts, template.makers, strict=True)
+        ]
+        self._several = template.several
+        #: Rotations in no use: one thread at a time uses each.
+        self._free: deque[Rotation] = deque([self._rotation()], maxlen=BOUND_KEPT)
 
     @staticmethod
     def fits(template: CallTemplate) -> bool:
-        """Whether calls of a template can be made so: new results, positions of a configuration, nothing to copy."""
+        """Whether calls of a template can be made so: new results, angles by the kernel, nothing to copy."""
         new_results = all(maker is not None for maker in template.makers)
         direct = template.all_on_device or all(part.access in ("svm", "direct") for part in template.parts)
-        return new_results and direct and isinstance(template.source, ConfigAngles)
+        return (
+            new_results and direct and isinstance(template.source, ConfigAngles)
+            and template.compiled(COUNTING).numbers_only
+        )  # fmt: skip
 
     def run(self, inputs: list[Any], several: bool, position: int, forward: bool, layout: str) -> Any:
         """Rotate and return the result; None if this call is another one."""
-        state = self._state
         if (
             several is not self._several
             or forward is not self._forward
             or layout != self._layout
-            or len(inputs) != len(self._matches)
+            or len(inputs) != len(self._parts)
             or not -LIMIT <= position <= self._last
             or getpid() != self._pid
             or generation() != self._generation
         ):
             return None
+        try:
+            rotate = self._free.pop()  # atomic
+        except IndexError:
+            rotate = self._rotation()
+        results = rotate(inputs, position)
+        self._free.append(rotate)  # not after an error
+        if results is None:
+            return None
+        return tuple(results) if several else results[0]
+
+    def _rotation(self) -> Rotation:
+        bound = BoundCall(self._call)
+        if self._template.all_on_host:
+            return _on_host(bound, self._template.source, self._state, self._parts)
+        return _on_device(bound, self._template.source, self._state, self._parts)
+
+
+def _on_host(bound: BoundCall, source: Any, state: QueueState, parts: list[Part]) -> Rotation:
+    """Return the rotation of host arrays that the device reaches in place: it waits for the launches."""
+    launch_and_wait, bind = bound.launch_and_wait, bound.bind_quick
+    assert bind is not None, "no memory in place, see `RecentCall.fits`"
+    bound.launch_without_transfers(state)
+    placed: int | None = None
+
+    def rotate(inputs: list[Any], position: int) -> list[Any] | None:
+        nonlocal placed
         memories: list[Any] = []
-        for a, match in zip(inputs, self._matches):  # noqa: B905 - of one length, see above
+        results: list[Any] = []
+        for a, (match, make, wrap) in zip(inputs, parts):  # noqa: B905 - of one length, as `run` has found
             memory = match(a)
-            if memory is None or (not self._on_host and a.queue is not state.queue):
+            if memory is None:
                 return None
-            memories += (memory, None)
-        return self._template.run(self._call, state, inputs, self._new, memories, position, (), layout)
+            result, address = make(a, state)
+            memories += (memory, address if wrap is None else wrap(result))
+            results.append(result)
+        bind(memories)
+        if position != placed:
+            bound.place_first(state, source, position)
+            placed = position
+        launch_and_wait((inputs, results))
+        return results
+
+    return rotate
 
 
-def _match(like: Any, alignment: int, whole: bool) -> Match:
-    """Return what recognises arrays like one: same kind, dtype, shape and strides, aligned at least as well."""
+def _on_device(bound: BoundCall, source: Any, state: QueueState, parts: list[Part]) -> Rotation:
+    """Return the rotation of OpenCL arrays: nothing waits, each result has the event of its launch."""
+    queue = state.queue
+    enqueue = bound.launches[0].bound(queue) if len(bound.launches) == 1 else None
+    placed: int | None = None
+
+    def rotate(inputs: list[Any], position: int) -> list[Any] | None:
+        nonlocal placed
+        memories: list[Any] = []
+        results: list[Any] = []
+        before: list[Any] = []
+        for a, (match, make, _) in zip(inputs, parts):  # noqa: B905 - of one length, as `run` has found
+            if match(a) is None or a.queue is not queue:
+                return None
+            if a.events:
+                before += a.events
+            result, _ = make(a, state)
+            memories += (a, result)
+            results.append(result)
+        bound.bind_arrays(memories)
+        if position != placed:
+            bound.place_first(state, source, position)
+            placed = position
+        waits = pending(before) if before else None
+        if waits or enqueue is None:
+            bound.launch_on_arrays(state, waits, results)
+        else:
+            event = enqueue()
+            for result in results:
+                result.events.append(event)
+        return results
+
+    return rotate
+
+
+def _part(like: Any, alignment: int, make: Any, whole: bool) -> Part:
+    """Return the functions for one tensor of a call. whole: `pyopencl.SVM` objects can be its memory."""
+    import pyopencl as cl
+
     if isinstance(like, np.ndarray):
-        return _match_numpy(like, alignment - 1, whole)
+        return _match_numpy(like, alignment - 1, whole), make, cl.SVM if whole else None
     if isinstance(like, getattr(sys.modules.get("torch"), "Tensor", ())):
-        return _match_torch(like, alignment - 1)
-    return _match_opencl(like, alignment)
+        return _match_torch(like, alignment - 1), make, None
+    return _match_opencl(like, alignment), make, None
 
 
 def _match_numpy(like: Any, mask: int, whole: bool) -> Match:
@@ -117,7 +202,7 @@ def _match_opencl(like: Any, alignment: int) -> Match:
     mask, own = alignment - 1, like.allocator is None
 
     def match(a: Any) -> Any:
-        if type(a) is not kind or a.dtype != dtype or a.shape != shape or a.strides != strides:
+        if type(a) is not kind or a.shape != shape or a.strides != strides or a.dtype != dtype:
             return None
         if (a.allocator is None) is not own or a.offset & mask or buffer_alignment(a.base_data) < alignment:
             return None

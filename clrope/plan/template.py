@@ -320,9 +320,11 @@ def _opencl_maker(x: Operand) -> Maker:
         allocator = array.allocator
         data = queue.allocate(nbytes) if allocator is None else allocator(nbytes)
         # The constructor takes 30 us, more than all the rest of a small call.
+        fields = array.__dict__.copy()
+        fields["base_data"], fields["offset"], fields["events"] = data, 0, []
+        fields["strides"], fields["_flags"] = strides, None
         made = object.__new__(kind)
-        made.__dict__.update(array.__dict__)
-        made.base_data, made.offset, made.events, made.strides, made._flags = data, 0, [], strides, None
+        made.__dict__ = fields
         return made, made
 
     return make
