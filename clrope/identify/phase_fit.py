@@ -22,6 +22,11 @@ _SCALES = (1 / 80, 20.0)
 #: Radians between neighbouring trials of the pair that moves most.
 _STEP = 0.7
 _MOST_TRIALS = 400_000
+#: Bases of a grid, at most; of longer grids than this many, cells of so many bases are looked at first.
+_LONGEST_GRID, _SHORT_GRID = 1 << 21, 2000
+_CELLS = (16, 4)
+#: The least score of a cell that is looked at, and how many pairs have to give one.
+_PROMISING, _ENOUGH_PAIRS = 0.6, 5
 _CHUNK = 1 << 21
 _KEPT = 8
 #: Sigmas of a base that is looked for around a fitted one: the differences of rows are not independent.
@@ -133,6 +138,10 @@ def search_base(turns: Turns, scale: float) -> list[FrequencyLine]:
     """Return the lines of a known scale that explain the turns best."""
     first = turns.up_to(4 * abs(turns.distance[0]), 3)
     log_bases = _base_grid(scale * float(np.abs(first.distance).max()))
+    if len(log_bases) > _SHORT_GRID:
+        ratio = log_bases[1] / log_bases[0] - 1
+        for cell in _CELLS:
+            log_bases = _promising(first, scale, log_bases, cell, ratio * cell / 2)
     return [_zoom(turns, line, "base") for line in _peaks(first, np.array([scale]), log_bases)]
 
 
@@ -198,7 +207,32 @@ def _base_grid(reach: float) -> F64:
     low, high = _LOG_BASES
     # The pair that moves most with the base moves by reach / (e * log_base).
     ratio = 1 + min(0.05, _STEP * np.e / max(reach, 1e-9))
-    return np.asarray(low * ratio ** np.arange(min(_MOST_TRIALS, int(np.log(high / low) / np.log(ratio)) + 1)))
+    return np.asarray(low * ratio ** np.arange(min(_LONGEST_GRID, int(np.log(high / low) / np.log(ratio)) + 1)))
+
+
+def _promising(turns: Turns, scale: float, log_bases: F64, cell: int, half: float) -> F64:
+    """Return the bases of a grid without those cells of it that pairs that move slowly with the base rule out.
+
+    half: by what share a base at the edge of a cell differs from the one in its middle.
+    """
+    x, reach = turns.exponents, float(np.abs(turns.distance).max())
+    cells = -(-len(log_bases) // cell)
+    middles = log_bases[np.minimum(np.arange(cells) * cell + cell // 2, len(log_bases) - 1)]
+    weight = np.sum(np.abs(turns.product), axis=0)
+    turning = np.abs(np.angle(turns.product)).max(axis=0) > _STEP
+    kept = np.empty(cells, dtype=bool)
+    step = max(1, _CHUNK // max(1, turns.product.size))
+    for begin in range(0, cells, step):
+        part = slice(begin, begin + step)
+        omega = scale * np.exp(-middles[part, None] * x)
+        # Of pairs that stand still, in the trial and in the measurement, nothing can be seen.
+        use = (turning | (reach * omega > _STEP)) & (reach * omega * x * middles[part, None] * half <= _STEP)
+        phase = omega[:, None, :] * turns.distance[:, None]
+        even = np.sum(np.einsum("kp,nkp->np", turns.product.real, np.cos(phase)) * use, axis=1)
+        odd = np.sum(np.einsum("kp,nkp->np", turns.product.imag, np.sin(phase)) * use, axis=1)
+        enough = even + np.abs(odd) >= _PROMISING * np.sum(use * weight, axis=1)
+        kept[part] = enough | (np.sum(use, axis=1) < _ENOUGH_PAIRS)
+    return log_bases[np.repeat(kept, cell)[: len(log_bases)]]
 
 
 def _peaks(turns: Turns, scales: F64, log_bases: F64) -> Iterator[FrequencyLine]:

@@ -1,6 +1,7 @@
 """Compiled programs kept between processes, as files of the cache directory, one a program.
 
-A file is the SHA-256 of its content, then the driver's binary. One that does not fit is compiled again.
+A file is the SHA-256 of its content, then the driver's binary. One that does not fit is compiled again. PoCL keeps its
+own; a simulator's programs, and those of sources that include files, are compiled in each process.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,24 +21,36 @@ from ..errors import RopeError
 if TYPE_CHECKING:
     import pyopencl
 
-#: Beginnings of names of platforms: PoCL keeps its own programs; Oclgrind's depend on how the simulator was started
-#: (OCLGRIND_BUILD_OPTIONS), and one that was built for counting ends a search for uninitialised values.
-NOT_KEPT = ("Portable Computing", "Oclgrind")
 #: Programs kept; the ones that were not used for longest go.
 MOST = 256
 _DIGEST = hashlib.sha256().digest_size
+_INCLUDE = re.compile(r"^\s*#\s*include\b", re.MULTILINE)
+#: Variables by which compilers of drivers are set: Intel's for CPUs, Intel's for GPUs, AMD's, Mesa's.
+_COMPILER_VARIABLES = ("CL_CONFIG_", "IGC_", "AMD_OCL_", "RUSTICL_")
 
 
-def are_kept(device: pyopencl.Device) -> bool:
-    """Whether programs of a device are kept here."""
-    return not device.platform.name.startswith(NOT_KEPT)
+def kept_by_driver(device: pyopencl.Device) -> bool:
+    """Whether the driver itself keeps what it compiled."""
+    return bool(device.platform.name.startswith("Portable Computing"))
+
+
+def is_kept(device: pyopencl.Device, source: str) -> bool:
+    """Whether a file can stand for a program.
+
+    It cannot if the source includes files, which may change, or for Oclgrind, which compiles as its variables say.
+    """
+    return not (kept_by_driver(device) or "Oclgrind" in device.platform.name or _INCLUDE.search(source))
 
 
 def binary_path(device: pyopencl.Device, source: str, options: Sequence[str]) -> Path:
-    """Return the file of a program; its name tells apart device, driver, processor, source and options."""
+    """Return the file of a program.
+
+    Its name tells apart the device, the driver and its variables, the processor, the source and the options.
+    """
     platform = device.platform
+    variables = sorted((name, value) for name, value in os.environ.items() if name.startswith(_COMPILER_VARIABLES))
     parts = [platform.name, platform.version, device.name, device.version, device.driver_version, cpu_key()]
-    return subfolder("programs") / hashlib.sha256(repr([*parts, source, list(options)]).encode()).hexdigest()
+    return subfolder("programs") / hashlib.sha256(repr([*parts, variables, source, list(options)]).encode()).hexdigest()
 
 
 def load(

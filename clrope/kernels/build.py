@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..cache_folder import subfolder, warn_once, write_atomically
 from ..errors import BuildError, RopeError
-from .binaries import are_kept, binary_path, load, save
+from .binaries import binary_path, is_kept, load, save
 
 if TYPE_CHECKING:
     import pyopencl
@@ -26,7 +26,7 @@ def build(
     """
     import pyopencl as cl
 
-    path = binary_path(device, source, options) if keep and are_kept(device) else None
+    path = binary_path(device, source, options) if keep and is_kept(device, source) else None
     try:
         with warnings.catch_warnings():
             # PoCL prints a line for every function of an include that a kernel does not call.

@@ -32,26 +32,30 @@ def result(device: clrope.DeviceInfo) -> Result:
     context = cl.Context([device.cl_device])
 
     def run(number: int = 7, keep: bool = True) -> int:
-        program = build(context, device.cl_device, SOURCE, [f"-DNUMBER={number}"], keep=keep)
-        queue, y = cl.CommandQueue(context), np.full(4, 99, np.int32)
-        buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR, hostbuf=y)
-        cl.Kernel(program, "f")(queue, (4,), None, buffer)
-        cl.enqueue_copy(queue, y, buffer)
-        assert len(set(y.tolist())) == 1
-        return int(y[0])
+        return written(context, build(context, device.cl_device, SOURCE, [f"-DNUMBER={number}"], keep=keep))
 
     return run
 
 
+def written(context: cl.Context, program: cl.Program) -> int:
+    """Return what the kernel writes."""
+    queue, y = cl.CommandQueue(context), np.full(4, 99, np.int32)
+    buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR, hostbuf=y)
+    cl.Kernel(program, "f")(queue, (4,), None, buffer)
+    cl.enqueue_copy(queue, y, buffer)
+    assert len(set(y.tolist())) == 1
+    return int(y[0])
+
+
 @pytest.fixture
 def kept(device: clrope.DeviceInfo) -> None:
-    if not binaries.are_kept(device.cl_device):
-        pytest.skip("programs of this driver are not kept")
+    if binaries.kept_by_driver(device.cl_device):
+        pytest.skip("this driver keeps its programs itself")
 
 
 def test_programs_are_not_kept_twice(device: clrope.DeviceInfo, programs: Path, result: Result) -> None:
     assert result() == 7
-    assert programs.exists() == binaries.are_kept(device.cl_device)
+    assert programs.exists() != binaries.kept_by_driver(device.cl_device)
 
 
 def test_a_kept_program_is_loaded(programs: Path, kept: None, result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +73,26 @@ def test_a_kept_program_is_loaded(programs: Path, kept: None, result: Result, mo
     first, second = sorted(programs.iterdir(), key=lambda p: p != file)
     first.write_bytes(second.read_bytes())
     assert result() == 8
+
+
+def test_an_included_file_is_read_again(device: clrope.DeviceInfo, programs: Path, tmp_path: Path) -> None:
+    context = cl.Context([device.cl_device])
+    source = '  # include "number.h"\n' + SOURCE
+    options = [f"-I{tmp_path}"]
+    for number in (7, 8):
+        (tmp_path / "number.h").write_text(f"#define NUMBER {number}\n")
+        assert written(context, build(context, device.cl_device, source, options, keep=True)) == number
+    assert not programs.exists()
+
+
+def test_variables_of_the_compiler_tell_programs_apart(
+    device: clrope.DeviceInfo, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [binaries.binary_path(device.cl_device, SOURCE, [])]
+    for name in ("CL_CONFIG_CPU_VECTORIZER_MODE", "CL_CONFIG_CPU_TARGET_ARCH"):
+        monkeypatch.setenv(name, "1")
+        paths.append(binaries.binary_path(device.cl_device, SOURCE, []))
+    assert len(set(paths)) == 3
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,37 @@ __kernel void rope(__global const float *x, __global float *y, __global const in
 }
 """
 
+#: A kernel with the arguments that llama.cpp's host code gives to those of its rope.cl; the text is this project's.
+_GGML = """\
+__kernel void kernel_rope_KIND_f32(
+    __global void *src0, ulong offset0, __global int *src1, ulong offset1, __global float *src2, ulong offset2,
+    __global float *dst, ulong offsetd, int ne00, int ne01, int ne02, int ne03, ulong nb00, ulong nb01, ulong nb02,
+    ulong nb03, int ne0, int ne1, int ne2, int ne3, ulong nb0, ulong nb1, ulong nb2, ulong nb3, int n_past, int n_dims,
+    int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast,
+    float beta_slow, int n_offs) {
+  const ulong h = get_group_id(0), t = get_group_id(1), b = get_group_id(2);
+  const bool has_factors = (__global char *)src2 + offset2 != (__global char *)src0 + offset0;
+  __global const float *factors = (__global const float *)((__global char *)src2 + offset2);
+  __global const char *from = (__global const char *)src0 + offset0 + b * nb03 + t * nb02 + h * nb01;
+  __global char *to = (__global char *)dst + offsetd + b * nb3 + t * nb2 + h * nb1;
+  const int position = ((__global const int *)((__global char *)src1 + offset1))[t + n_past];
+  for (int k = get_local_id(0); k < ne00; k += get_local_size(0))
+    if (k < n_offs || k >= n_offs + n_dims) *(__global float *)(to + k * nb0) = *(__global float *)(from + k * nb00);
+  for (int k = get_local_id(0); k < n_dims / 2; k += get_local_size(0)) {
+    const int i = n_offs + FIRST, j = n_offs + SECOND;
+    const float turn = position * pow(freq_base, -2.0f * k / n_dims) * freq_scale / (has_factors ? factors[k] : 1.0f);
+    const float c = cos(turn) * attn_factor, s = sin(turn) * attn_factor;
+    const float p = *(__global const float *)(from + i * nb00), q = *(__global const float *)(from + j * nb00);
+    *(__global float *)(to + i * nb0) = p * c - q * s;
+    *(__global float *)(to + j * nb0) = p * s + q * c;
+  }
+}
+"""
+GGML = "".join(
+    _GGML.replace("KIND", kind).replace("FIRST", first).replace("SECOND", second)
+    for kind, first, second in (("norm", "2 * k", "2 * k + 1"), ("neox", "k", "k + n_dims / 2"))
+)
+
 PLAIN = "ROPE(type=f32,ne_a=[64,6,9,3],n_dims=64,mode=2,n_ctx=3000,fs=1,ef=0,af=1,ff=0,v=0,pos=batch)"
 PARTIAL = PLAIN.replace("n_dims=64", "n_dims=40")
 NORMAL = PLAIN.replace("mode=2", "mode=0")

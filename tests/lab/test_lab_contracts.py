@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from lab_kernels import POSITIONS, TABLES, changed
+from lab_kernels import GGML, POSITIONS, TABLES, changed
 
 import clrope
 from clrope import ConfigError, DeviceInfo, Rope, RopeConfig
@@ -65,6 +66,21 @@ def test_pointers_to_vectors(device: DeviceInfo, tmp_path: Path, pointer: str) -
     edits = [("__global float *t_out, FLOATS t_in", arguments), ("  uint i =", f"{inside}  uint i =")]
     source = "// lab: requires neox\n" + changed(FOREIGN, edits)
     rotates(write(tmp_path, source), device, "cos-sin-tables")
+
+
+@pytest.mark.parametrize("mode", ["normal", "neox"])
+@pytest.mark.parametrize("more", [{}, {"n_dims": 16, "n_offs": 8, "freq_factors": tuple(range(1, 9))}], ids=["", "more"])
+def test_arguments_of_llama_cpp(device: DeviceInfo, tmp_path: Path, mode: str, more: dict[str, Any]) -> None:
+    config = RopeConfig(mode=mode, freq_scale=0.5, attn_factor=1.25, **more)  # type: ignore[arg-type]
+    kernel = load(write(tmp_path, GGML), "ggml-opencl")
+    rng = np.random.default_rng()
+    parent = rng.uniform(-1, 1, (3, 6, 5, 32)).astype(np.float32)
+    for x in (parent, parent[1:, ::2, 1:4]):  # of a view the offset and the strides are told
+        out = np.full_like(x, np.nan)
+        Rope(config, device, kernel=kernel)(x, 7, out=out)
+        assert clrope.compare(out, clrope.reference.rope(x, 7, config)).nmse < 1e-10
+    with pytest.raises(clrope.UnsupportedError, match="the inverse rotation"):
+        Rope(config, device, kernel=kernel)(parent, 7, forward=False)
 
 
 # -- signatures --------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from clrope.lab.counters import USUAL_CALLS, CallCounts, count, read_counts
 from clrope.lab.lab_kernel import load_file
 from clrope.lab.new_kernel import write_new
 from clrope.lab.oclgrind import find_library
+from clrope.lab.simulator import simulate
 
 try:
     find_library()
@@ -67,6 +69,17 @@ def test_half_precision_of_the_kernels_to_start_from(tmp_path: Path, kind: str, 
     assert made.counts.not_counted == {}
     # The copies of a tile go through local memory.
     assert (made.counts.written.get("local", 0) >= X_BYTES // 2) == (kind == "npu")
+
+
+@needs_oclgrind
+def test_counts_and_races_compile_for_themselves(tmp_path: Path) -> None:
+    """The search for races compiles without the optimiser, the counts with it, whichever comes first."""
+    path = write_new(str(tmp_path / f"mine{secrets.token_hex(4)}"), "simple")
+    before = counted(path).counts
+    assert simulate(load_file(path)).ok
+    again = counted(path).counts
+    assert again == before
+    assert "private" not in again.read
 
 
 @needs_oclgrind

@@ -23,7 +23,7 @@ CONTRACT = Contract(
         "src0": "x", "offset0": "x_offset_bytes", "src1": "positions", "offset1": "0",
         "src2": "freq_factors if has_factors else x", "offset2": "0 if has_factors else x_offset_bytes",
         "dst": "y", "offsetd": "y_offset_bytes", **_NE, **_NB, "n_past": "0", "n_dims": "config_n_dims",
-        "is_imrope": "1 if mode == 40 else 0", **{name: name for name in _SAME},
+        "n_offs": "n_offs", "is_imrope": "1 if mode == 40 else 0", **{name: name for name in _SAME},
     },
     function="kernel_rope_{ggml_kind}_{dtype}",
     global_size=("heads * min(64, head_dim)", "tokens", "batch"),
