@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from ..layout import dtype_name, parse_layout
 from ..positions import packed_positions, position_rows
 
 I64 = npt.NDArray[np.int64]
+#: Positions within ± this are rotated by steps of 64 bits.
+LIMIT = 1 << 31
 _MOST = int(np.iinfo(np.int64).max)
 
 
@@ -86,6 +89,11 @@ def rope(
         raise ShapeError("positions: not given; an int, an array of integers, or cu_seqlens is needed")
     known = config.for_head_dim(head_dim) if head_dim else config
     given, axes = _given(positions, known, batch, seq, da)
+    more = 0 if "s" in axes else seq - 1
+    if isinstance(given, da.Array):
+        wide: Any = da.reduction(given, partial(_wide_block, more=more), np.any, dtype=np.bool_)
+    else:
+        wide = _wide(given, more)
     chunks = dict(zip(letters, x.chunks, strict=True))
     starts = np.array([0, *itertools.accumulate(chunks["s"])][:-1], np.int64)
     if isinstance(given, da.Array):
@@ -94,21 +102,53 @@ def rope(
         given = da.from_array(given, chunks=tuple(chunks.get(axis, -1) for axis in axes))
     return da.blockwise(
         _rotate_block, letters, x, letters, given, axes, da.from_array(starts, chunks=1), "s",
+        wide, "" if isinstance(wide, da.Array) else None,
         config=config, forward=forward, layout=letters, device=device, counted="s" not in axes,
         dtype=x.dtype, meta=x._meta, align_arrays=False, concatenate=True, name=None, token="clrope-rope",
     )  # fmt: skip
 
 
 def _rotate_block(
-    x: Any, positions: Any, start: Any, *, config: RopeConfig, forward: bool, layout: str, device: str | None,
-    counted: bool,
+    x: Any, positions: Any, start: Any, wide: Any, *, config: RopeConfig, forward: bool, layout: str,
+    device: str | None, counted: bool,
 ) -> Any:  # fmt: skip
-    """Rotate one chunk. counted: positions are of the first token of x, which counts up from there to this chunk."""
+    """Rotate one chunk.
+
+    counted: positions are of the first token of the whole array, and count up from there to this chunk. wide: whether
+    some of the whole array's positions are beyond ±2**31.
+    """
     if 0 in x.shape:
         return x
+    if isinstance(x, np.ndarray) and not x.flags.aligned:
+        x = x.copy()  # it was sent, and lies anywhere in a message
+    axis = layout.index("s")
+    tokens = x.shape[axis]
     if counted:
-        positions = _from_first(np.asarray(positions), int(start[0]), x.shape[layout.index("s")], config.uses_sections)
-    return rope_whole(x, positions, config, forward, layout=layout, device=device)
+        positions = _from_first(np.asarray(positions), int(start[0]), tokens, config.uses_sections)
+    if not wide or _wide(positions, tokens - 1 if isinstance(positions, int) else 0):
+        return rope_whole(x, positions, config, forward, layout=layout, device=device)
+    # A position beyond ±2**31 gives all tokens of a call steps of more bits. So this chunk gets a token there.
+    if isinstance(positions, int):
+        positions = np.arange(positions, positions + tokens)
+    positions = np.asarray(positions)
+    far = np.full((*positions.shape[:-1], 1), 2 * LIMIT, np.int64)
+    more = np.concatenate([x, np.take(x, [0], axis)], axis)
+    rotated = rope_whole(
+        more, np.concatenate([positions.astype(np.int64), far], -1), config, forward, layout=layout, device=device
+    )
+    return np.take(rotated, range(tokens), axis)
+
+
+def _wide(positions: Any, more: int) -> bool:
+    """Return whether positions, or those `more` after them, are beyond ±2**31."""
+    if isinstance(positions, int):
+        return positions < -LIMIT or positions + more > LIMIT
+    return bool(positions.size) and (int(positions.min()) < -LIMIT or int(positions.max()) + more > LIMIT)
+
+
+def _wide_block(positions: npt.NDArray[Any], axis: Any, keepdims: bool, more: int) -> npt.NDArray[np.bool_]:
+    """Do so for one chunk of a reduction; some have no element."""
+    return np.full([1] * positions.ndim, _wide(positions, more))
 
 
 def _from_first(first: npt.NDArray[Any], start: int, tokens: int, sections: bool) -> int | I64:
