@@ -82,7 +82,7 @@ class _Job:
 
     def result(self) -> WorkerResult:
         """Return the entry of the result."""
-        status, reason = self.status or "missing", self.reason
+        status, reason = self.status or "missing", self.reason if self.status else "interrupted before its end"
         if status == "ok" and self.lost:
             reason = f"in place of {_names(self.lost)}, which ended"
         member = self.lost[-1] if status == "missing" and self.lost else self.member

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -204,6 +206,31 @@ def test_the_scheduler_ends_in_the_middle(cluster, one, call, tmp_path):
     killer.join()
     assert done.exit_code == 2, done.output
     assert f"--scheduler: {cluster.address} ended before a device had a result" in done.stderr
+
+
+def test_ctrl_c_keeps_what_has_come(cluster, one, tmp_path):
+    # Devices of one machine take turns, so the second has not ended when the first has.
+    for name in ("first", "second"):
+        cluster.add(name, one.index)
+    names = cluster.names()
+    file = tmp_path / "bench.json"
+    words = ["bench", "--scheduler", cluster.address, *TINY, "--json", file]
+    with subprocess.Popen(
+        [sys.executable, "-u", "-m", "clrope", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, cwd=Path(__file__).parents[2],
+    ) as command:  # fmt: skip
+        said = []
+        for line in command.stderr:
+            said.append(line)
+            if line.rstrip().endswith(": ok"):
+                command.send_signal(signal.SIGINT)
+        assert command.wait(600) == 130, said
+    assert said[-1] == "clrope: interrupted\n"
+    found = read(file)
+    assert sorted(w["status"] for w in found["workers"]) == ["missing", "ok"]
+    assert [w["reason"] for w in found["workers"] if w["status"] == "missing"] == ["interrupted before its end"]
+    assert {w["worker"] for w in found["workers"]} == set(names.values())
+    assert [r["worker"] for r in found["results"]] == [w["worker"] for w in found["workers"] if w["status"] == "ok"]
 
 
 def test_no_workers_and_no_scheduler(cluster, call):
