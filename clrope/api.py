@@ -50,11 +50,7 @@ def rope(
     Raises `ConfigError`, `ShapeError`, `DeviceError`, `BuildError` (all `RopeError`) before anything is launched.
     """
     if config is None:
-        if "mode" not in fields:
-            raise ConfigError(
-                f"mode: not given, allowed are {modes_text()}; it has no default, since no error shows a wrong one"
-            )
-        config = RopeConfig(**_known(fields))
+        config = config_of(fields)
     elif fields:
         raise ConfigError(f"config: given together with {', '.join(sorted(fields))}; use dataclasses.replace")
     if cu_seqlens is not None:
@@ -95,11 +91,16 @@ def _packed(x: Any, positions: Any, layout: str, cu_seqlens: Any, offsets: Any) 
     return packed_positions(cu_seqlens, views[0].shape[1], offsets)
 
 
-def _known(fields: dict[str, Any]) -> dict[str, Any]:
+def config_of(fields: dict[str, Any]) -> RopeConfig:
+    """Return the configuration of `rope`'s keywords; `ConfigError` without a mode, or for an unknown field."""
     import dataclasses
 
+    if "mode" not in fields:
+        raise ConfigError(
+            f"mode: not given, allowed are {modes_text()}; it has no default, since no error shows a wrong one"
+        )
     names = [f.name for f in dataclasses.fields(RopeConfig)]
     unknown = sorted(set(fields) - set(names))
     if unknown:
         raise ConfigError(f"{unknown[0]}: no such field, known are {', '.join(names)}")
-    return fields
+    return RopeConfig(**fields)

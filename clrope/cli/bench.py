@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from ..device import DeviceInfo
 from ..errors import ConfigError, DeviceError
 from .exit_code import WRONG
-from .options import Devices, JsonFile, Quiet, Seed, Types, checked_types, flag, healthy_devices, value
+from .options import Devices, JsonFile, Quiet, Scheduler, Seed, Types, checked_types, flag, healthy_devices, value
 from .output import bytes_text, print_table, progress_bar, write_text
 from .report_command import print_tables
 
@@ -36,6 +37,7 @@ def bench(
     processes: Annotated[bool, flag("--processes", "Also measure a process: its first call, its memory.")] = False,
     json_file: JsonFile = None,
     list_only: Annotated[bool, flag("--list", "List the chosen workloads and stop.")] = False,
+    scheduler: Scheduler = None,
     quiet: Quiet = False,
 ) -> None:
     """Measure speed against ceilings and peers.
@@ -55,14 +57,20 @@ def bench(
         rows = [[w.name, " ".join(map(str, w.tensors)), bytes_text(w.bytes_moved)] for w in chosen]
         print_table("", ["workload", "tensors", "#moved"], rows)
         return
-    devices = healthy_devices(device)
     seed = time.time_ns() % (1 << 32) if seed is None else seed
     options = Options(
         rounds=rounds or 9, call_rounds=rounds or 60, peer_rounds=peer_rounds, repeats=repeats, calls=calls,
         peers=tuple(peer or ()), with_peers=not no_peers, threads=threads,
         seed=seed, tiny=tiny, processes=processes,
-        others=_own_kernels(kernel or [], [w.name for w in chosen if not w.calls], devices, seed),
     )  # fmt: skip
+    if scheduler is not None:
+        from .fleet_command import bench_fleet
+
+        bench_fleet(scheduler, chosen, options, {"--device": device, "--kernel": kernel}, json_file, quiet)
+        return
+    devices = healthy_devices(device)
+    others = _own_kernels(kernel or [], [w.name for w in chosen if not w.calls], devices, seed)
+    options = replace(options, others=others)
     with progress_bar(quiet) as bar:
         task = bar.add_task("", total=None)
 

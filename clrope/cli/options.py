@@ -48,6 +48,8 @@ AsJson = Annotated[bool, flag("--json", "Print the result as JSON.")]
 JsonFile = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; '-': print it in place of text.")
 ]
+_SCHEDULER_HELP = "Run on every worker of a Dask cluster: its scheduler's address, as tcp://HOST:PORT."
+Scheduler = Annotated[str | None, typer.Option("--scheduler", metavar="ADDRESS", help=_SCHEDULER_HELP)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only: no progress, no remarks.")]
 
 

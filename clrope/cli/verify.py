@@ -12,7 +12,7 @@ import typer
 
 from ..errors import ConfigError
 from .exit_code import UNUSABLE, WRONG
-from .options import Devices, JsonFile, Quiet, Seed, value
+from .options import Devices, JsonFile, Quiet, Scheduler, Seed, value
 from .output import print_table, progress_bar, write_text
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def verify_devices(
     fuzz: Annotated[
         int | None, value("N", "Run N random cases instead of suites; print wrong ones only.", min=1)
     ] = None,
+    scheduler: Scheduler = None,
     quiet: Quiet = False,
 ) -> None:
     """Run the conformance suites, or random cases (--fuzz), on devices.
@@ -63,6 +64,11 @@ def verify_devices(
             )
         seed = secrets.randbits(32) if seed is None else seed
         suites = [fuzz_suite(fuzz, seed)]
+    if scheduler is not None:
+        from .fleet_command import verify_fleet
+
+        verify_fleet(scheduler, suite or ["seed"], fuzz, seed, text, {"--device": device}, json_file, quiet)
+        return
     with progress_bar(quiet) as bar:
         view = _View(bar, quiet, silent=json_file == "-", wrong_only=quiet or fuzz is not None)
         report = verify(suites, device or [], seed=seed, text=text, started=view.start, done=view.add)

@@ -16,7 +16,7 @@ import clrope
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 #: Packages that an example needs and the package itself does not.
-NEEDS = {"torch_zero_copy": "torch", "gguf_qk": "gguf"}
+NEEDS = {"torch_zero_copy": "torch", "gguf_qk": "gguf", "local_fleet": "distributed"}
 
 
 @pytest.mark.one_in(2)
