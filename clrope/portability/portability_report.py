@@ -1,0 +1,151 @@
+"""`PortabilityReport`: sections of sentences, figures and tables, made from files; pages, Markdown and CSV show them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import RopeError
+from .charts import Chart
+from .page_summary import SummarySentence, remarks, summary_sentences
+from .page_tables import (
+    PageTable,
+    correctness_tables,
+    environment_tables,
+    latency_tables,
+    not_timed_tables,
+    portability_tables,
+    speed_tables,
+    variant_tables,
+)
+from .platforms import find_bits, find_platforms
+from .portability_metric import Measurement, measurements
+from .report_figures import (
+    bandwidth_chart,
+    cascade_chart,
+    latency_chart,
+    roofline_chart,
+    size_chart,
+    summary_chart,
+    tuning_chart,
+)
+from .report_files import ReportInput
+from .report_records import timed_workloads
+from .tried_variants import tried_keys
+
+
+@dataclass(frozen=True)
+class ReportSection:
+    """A section; without charts and tables, `missing` says which file would fill it."""
+
+    name: str
+    title: str
+    charts: tuple[Chart, ...]
+    tables: tuple[PageTable, ...]
+    missing: str
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not (self.charts or self.tables)
+
+
+@dataclass(frozen=True)
+class PortabilityReport:
+    """All that a report says. picture: the chart at the top."""
+
+    sentences: tuple[SummarySentence, ...]
+    remarks: tuple[SummarySentence, ...]
+    picture: Chart | None
+    sections: tuple[ReportSection, ...]
+    measured: tuple[Measurement, ...]
+    files: tuple[str, ...]
+    days: tuple[str, ...]
+
+    @property
+    def wrong(self) -> bool:
+        """Whether a result is wrong."""
+        return self.sentences[0].tone == "wrong"
+
+    @property
+    def charts(self) -> list[Chart]:
+        """All figures."""
+        first = [self.picture] if self.picture else []
+        return [*first, *(chart for section in self.sections for chart in section.charts)]
+
+    @property
+    def tables(self) -> list[PageTable]:
+        """All tables."""
+        return [table for section in self.sections for table in section.tables]
+
+
+def make_report(found: ReportInput) -> PortabilityReport:
+    """Return the report of what was read."""
+    platforms = find_platforms(found)
+    work = timed_workloads(found, platforms)
+    measured = measurements(found, platforms)
+    tried = tried_keys(found)
+
+    def section(name: str, title: str, charts: Sequence[Chart | None], tables: Sequence[PageTable], missing: str) -> None:
+        drawn = tuple(chart for chart in charts if chart is not None)
+        sections.append(ReportSection(name, title, drawn, tuple(tables), missing))
+
+    sections: list[ReportSection] = []
+    section(
+        "bandwidth", "Bandwidth against the ceiling", [bandwidth_chart(work)], speed_tables(work),
+        "`clrope bench --json FILE` measures bandwidth, ceilings and peers",
+    )  # fmt: skip
+    section(
+        "roofline", "Roofline", [roofline_chart(work)], [],
+        "`clrope bench --workload prefill --json FILE` measures workloads from memory",
+    )  # fmt: skip
+    section("sizes", "Size sweep", [size_chart(work)], [], "`clrope bench --workload 'size-*' --json FILE` measures it")
+    section(
+        "latency", "Decode latency", [latency_chart(work)], latency_tables(found, platforms, work),
+        "`clrope bench --workload decode-1 --workload calls --json FILE` measures calls",
+    )  # fmt: skip
+    section(
+        "portability", "Performance portability",
+        [cascade_chart(measured, "architectural"), cascade_chart(measured, "application")], portability_tables(measured),
+        "`clrope bench --json FILE` on each device measures it",
+    )  # fmt: skip
+    section(
+        "variants", "Variants tried, and why each lost", [tuning_chart(tried)], variant_tables(tried),
+        "`clrope tune --json > FILE` tries the variants",
+    )  # fmt: skip
+    section(
+        "correctness", "Correctness and bits", [], correctness_tables(found, platforms),
+        "`clrope verify --json FILE` verifies results and compares bits",
+    )  # fmt: skip
+    section(
+        "environment", "Environment of each run", [], environment_tables(found),
+        "`clrope bench --json FILE` notes the machine",
+    )  # fmt: skip
+    section("not-timed", "Not timed", [], not_timed_tables(found, platforms), "every entry was timed, or none was measured")
+    days = sorted({str(result["started"])[:10] for result in found.benches})
+    return PortabilityReport(
+        tuple(summary_sentences(found, platforms, work, measured, find_bits(found))), tuple(remarks(found)),
+        summary_chart(work), tuple(sections), tuple(measured), tuple(found.files), tuple(days),
+    )  # fmt: skip
+
+
+def write_csv(report: PortabilityReport, where: str) -> list[Path]:
+    """Write every table into a file of a folder (an existing one, or a name that ends in a slash), else all into a file.
+
+    In one file, tables follow each other, each behind a line with its name and an empty line between. Raises
+    `RopeError` if a file cannot be written.
+    """
+    target = Path(where)
+    texts = {table.name: table.csv() for table in report.tables}
+    try:
+        if target.is_dir() or where.endswith("/"):
+            target.mkdir(parents=True, exist_ok=True)
+            made = {target / f"{name}.csv": text for name, text in texts.items()}
+        else:
+            made = {target: "\n".join(f"# {name}\n{text}" for name, text in texts.items())}
+        for path, text in made.items():
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RopeError(f"{error.filename or where}: cannot be written ({error.strerror or error})") from error
+    return list(made)
