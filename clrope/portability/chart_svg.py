@@ -87,9 +87,10 @@ def drawn(chart: Chart) -> DrawnChart:
 
     series = [
         DrawnSeries(
-            classes_of(s), _path([place(m) for m in s.marks]) if s.shape in ("line", "dash") else "",
+            classes_of(s),
+            _path([place(m) for m in s.marks]) if s.shape in ("line", "dash") else "",
             tuple(_drawn_mark(s.shape, m, place(m), left, named, chart.row) for m in s.marks),
-        )  # fmt: skip
+        )
         for s in sorted(chart.series, key=lambda s: _ORDER.index(s.shape))
     ]
     rows = [_TOP + k * chart.row for k in range(1, len(chart.y.names))] if named else []
@@ -134,12 +135,16 @@ def _drawn_mark(shape: Shape, mark: Mark, at: tuple[float, float], left: float, 
     x, y = at
     if shape == "bar":
         thick = 9.0
-        return DrawnMark(mark, x, y, f"M{_round(left)} {_round(y - thick / 2)}H{x}V{_round(y + thick / 2)}H{_round(left)}Z")
+        return DrawnMark(
+            mark, x, y, f"M{_round(left)} {_round(y - thick / 2)}H{x}V{_round(y + thick / 2)}H{_round(left)}Z"
+        )
     if shape == "tick":
         half = 6.5 if row < 30 or not named else 8.0
         return DrawnMark(mark, x, y, f"M{x} {_round(y - half)}V{_round(y + half)}")
     if shape == "diamond":
-        return DrawnMark(mark, x, y, f"M{x} {_round(y - 7)}L{_round(x + 6)} {y}L{x} {_round(y + 7)}L{_round(x - 6)} {y}Z")
+        return DrawnMark(
+            mark, x, y, f"M{x} {_round(y - 7)}L{_round(x + 6)} {y}L{x} {_round(y + 7)}L{_round(x - 6)} {y}Z"
+        )
     return DrawnMark(mark, x, y, "", {"speck": 4.0, "ring": 4.0, "dot": 4.5, "line": 3.6, "dash": 2.2}[shape])
 
 

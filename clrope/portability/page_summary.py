@@ -1,4 +1,4 @@
-"""What a report says first: three sentences on which devices, right or not, bit-identical or not, how close to the ceiling."""
+"""What a report says first: which devices, right or not; bit-identical or not; how close to the ceiling."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _results(found: ReportInput, platforms: Platforms) -> SummarySentence:
         names = listing([p.name for p in platforms.wrong])
         count = sum(len(p.wrong) for p in platforms.wrong)
         others = f" {listing([p.name for p in platforms.right])} gave right results." if platforms.right else ""
-        text = f"{names} ({count} {_plural(count, 'result')}). Speeds of such a platform are left out, its portability is 0."
+        text = f"{names} ({count} {_plural(count, 'result')}). Its speeds are left out, its portability is 0."
         return SummarySentence("Wrong results:", text + others, "wrong")
     machines = dict.fromkeys(short_cpu(p.key.cpu) for p in known if p.key.cpu)
     on = f" on {len(machines)} machines" if len(machines) > 1 else f" on {next(iter(machines))}" if machines else ""
@@ -60,8 +60,8 @@ def _results(found: ReportInput, platforms: Platforms) -> SummarySentence:
     more = f"; {failed} {_plural(failed, 'entry')} failed" if failed else ""
     if not checked:
         return SummarySentence("No right result:", f"{listing([p.name for p in known])}{on}{more}.", "warn")
-    count = f"{len(known)} {_plural(len(known), 'platform')}"
-    text = f"{count}{on}: {listing([p.name for p in known])}; {' and '.join(checked)} were right{more}."
+    head = f"{len(known)} {_plural(len(known), 'platform')}{on}"
+    text = f"{head}: {listing([p.name for p in known])}; {' and '.join(checked)} were right{more}."
     return SummarySentence("Right results:", text, "warn" if failed else "good")
 
 
@@ -90,14 +90,18 @@ def _speed(work: Sequence[PlatformWorkload], measured: Sequence[Measurement]) ->
     low, high = min(typical, key=typical.__getitem__), max(typical, key=typical.__getitem__)
     text = f"the median workload has {typical[low]:.2f} of the device's own fastest copy"
     if len(typical) > 1:
-        text = f"the median workload has {typical[low]:.2f} ({low}) to {typical[high]:.2f} ({high}) of the device's own fastest copy"
+        between = f"{typical[low]:.2f} ({low}) to {typical[high]:.2f} ({high})"
+        text = f"the median workload has {between} of the device's own fastest copy"
     common = in_common(measured)
     metric = portability_of(common, OWN, "architectural")
     count = len({m.platform for m in common})
     if count > 1 and metric:
         value = median(metric.values())
-        text += f"; performance portability {value:.2f} over {count} platforms ({len(platforms_of(common))} problems, median)"
-    return SummarySentence("Close to the ceiling:" if low and typical[low] >= 0.9 else "Against the ceiling:", text + ".", "plain")
+        problems = len(platforms_of(common))
+        text += f"; performance portability {value:.2f} over {count} platforms (median of {problems} problems)"
+    return SummarySentence(
+        "Close to the ceiling:" if low and typical[low] >= 0.9 else "Against the ceiling:", text + ".", "plain"
+    )
 
 
 def remarks(found: ReportInput) -> list[SummarySentence]:

@@ -11,11 +11,11 @@ from typing import Any
 
 from ..benchmark.report import number
 from .platforms import Platforms, short_cpu
-from .portability_metric import Basis, Measurement, efficiencies, in_common, platforms_of, portability_of
+from .portability_metric import OWN, Basis, Measurement, efficiencies, in_common, platforms_of, portability_of
 from .report_figures import applications, solved_by
 from .report_files import ReportInput
 from .report_records import PlatformWorkload, entry_name, every_record, rate_of
-from .tried_variants import TriedKey, listed
+from .tried_variants import LISTED, TriedKey, listed
 
 TYPES = ("f32", "f16", "bf16", "f64")
 
@@ -91,7 +91,7 @@ def _speed_row(w: PlatformWorkload) -> PageRow:
     peer = max(w.record.entries("peer"), key=lambda e: rate_of(e, w.record), default=None)
     low, high = (w.record.time(own, s) / 1e6 for s in ("p20", "p80"))
     return PageRow(
-        (w.record.name, w.platform.name, number(w.record.rate(w.label)), f"{low:.3g}-{high:.3g}",
+        (w.record.name, w.platform.name, number(w.record.rate(w.label)), _between(low, high),
          number(rate_of(top, w.record) if top else None), _share(w.record.of_ceiling(w.label)),
          peer["name"] if peer else "-", number(rate_of(peer, w.record) if peer else None), str(own["wall"]["n"]),
          str(w.repeats)),
@@ -138,7 +138,7 @@ def _latency_row(w: PlatformWorkload) -> PageRow:
         return number(r.time(entry) / 1e3 if entry else None)
 
     return PageRow(
-        (r.name, w.platform.name, micro(own), f"{low:.3g}-{high:.3g}", micro(launch), _share(r.launches(w.label)),
+        (r.name, w.platform.name, micro(own), _between(low, high), micro(launch), _share(r.launches(w.label)),
          micro(top), peer["name"] if peer else "-", micro(peer), str(own["wall"]["n"]), str(w.repeats)),
         w.origin.of(own, launch, top, peer),
     )  # fmt: skip
@@ -152,7 +152,7 @@ def _call_rows(found: ReportInput, platforms: Platforms) -> Iterable[PageRow]:
                     taken, low, high = (w.record.time(e, s) / 1e3 for s in ("median", "p20", "p80"))
                     layers = w.record.workload.get("layers", 1)
                     yield PageRow(
-                        (w.record.name, w.platform.name, entry_name(e), number(taken), f"{low:.3g}-{high:.3g}",
+                        (w.record.name, w.platform.name, entry_name(e), number(taken), _between(low, high),
                          number(taken / layers), str(e["wall"]["n"])),
                         w.origin.of(e),
                     )  # fmt: skip
@@ -168,41 +168,62 @@ def portability_tables(measured: Sequence[Measurement]) -> list[PageTable]:
         solved = solved_by(common, application)
         inner = [m for m in common if m.problem in solved]
         arch, app = (list(portability_of(inner, application, basis).values()) for basis in _BASES)
-        origins = dict.fromkeys(m.origin.split(" › ")[0] for m in inner if m.application == application)
+        mine = [m for m in inner if m.application == application]
         rows.append(
             PageRow(
-                (application, f"{len(solved)}", f"{len(every)}", str(count), _middle(arch), _range(arch), _middle(app),
-                 _range(app), str(sum(v == 0 for v in app))),
-                ", ".join(origins), "wrong" if any(m.seconds is None for m in inner if m.application == application) else "",
-            )  # fmt: skip
+                (
+                    application,
+                    f"{len(solved)}",
+                    f"{len(every)}",
+                    str(count),
+                    _middle(arch),
+                    _range(arch),
+                    _middle(app),
+                    _range(app),
+                    str(sum(v == 0 for v in app)),
+                ),
+                f"{_files(mine)} › {len(mine)} measurements",
+                "wrong" if any(m.seconds is None for m in mine) else "",
+            )
         )
-    shares = [efficiencies(measured, basis) for basis in _BASES]
-    metric = [portability_of(measured, "clrope", basis) for basis in _BASES]
+    shares = efficiencies(measured, "architectural")
+    metric = [portability_of(measured, OWN, basis) for basis in _BASES]
     problems = []
     for problem, platforms in platforms_of(measured).items():
-        own = [m for m in measured if m.problem == problem and m.application == "clrope"]
-        worst = min(platforms, key=lambda p: shares[0].get((problem, p, "clrope"), 0.0))
+        own = [m for m in measured if m.problem == problem and m.application == OWN]
+        worst = min(platforms, key=lambda p: shares.get((problem, p, OWN), 0.0))
+        reasons = "; ".join(dict.fromkeys(f"{m.platform}: {m.reason}" for m in own if m.reason))
         problems.append(
             PageRow(
-                (problem, str(len(platforms)), *(_share(m.get(problem)) for m in metric), worst,
-                 _share(shares[0].get((problem, worst, "clrope"), 0.0))),
-                "; ".join(m.origin + (f": {m.reason}" if m.reason else "") for m in own),
-                "wrong" if any(m.seconds is None for m in own) else "",
-            )  # fmt: skip
+                (
+                    problem,
+                    str(len(platforms)),
+                    *(_share(m.get(problem)) for m in metric),
+                    worst,
+                    _share(shares.get((problem, worst, OWN), 0.0)),
+                    reasons or "-",
+                ),
+                f"{_files(own)} › {problem} › clrope arrays",
+                "wrong" if reasons else "",
+            )
         )
+    columns = ("problem", "#platforms", "#architectural", "#application efficiency", "lowest on", "#with", "why 0")
     heads = ("application", "#problems solved", "#of", "#platforms", "#architectural", "#lowest-highest",
              "#application efficiency", "#lowest-highest ", "#problems with 0")  # fmt: skip
     note = (
-        "The harmonic mean of the efficiencies on all platforms, 0 where one of them gave no right result; of each application "
-        "the median over the problems that it solves at all, of the problems that every platform has."
+        "The harmonic mean of the efficiencies on all platforms, 0 where one of them gave no right result; of each "
+        "application the median over the problems that it solves at all, of the problems that every platform has."
     )
     return [
         *_table("portability", "Performance portability", heads, rows, note),
         *_table(
-            "portability-problems", "Performance portability of clrope, problem by problem",
-            ("problem", "#platforms", "#architectural", "#application efficiency", "lowest on", "#with"), problems,
+            "portability-problems", "Performance portability of clrope, problem by problem", columns, problems,
         ),
     ]  # fmt: skip
+
+
+def _files(some: Sequence[Measurement]) -> str:
+    return ", ".join(dict.fromkeys(m.origin.split(" › ")[0] for m in some))
 
 
 _BASES: tuple[Basis, Basis] = ("architectural", "application")
@@ -217,18 +238,32 @@ def variant_tables(tried: Sequence[TriedKey]) -> list[PageTable]:
             of = None if not (v.gbs and key.ceiling) else v.gbs / key.ceiling
             rows.append(
                 PageRow(
-                    (key.device, key.problems, v.name, "chosen" if v.chosen else v.outcome.replace("_", " "), number(v.gbs), _share(of),
-                     v.why or "-"),
-                    f"{key.origin} › {v.name}", "wrong" if v.outcome == "wrong" else "",
-                )  # fmt: skip
+                    (
+                        key.device,
+                        key.problems,
+                        v.name,
+                        "chosen" if v.chosen else v.outcome.replace("_", " "),
+                        number(v.gbs),
+                        _share(of),
+                        v.why or "-",
+                    ),
+                    f"{key.origin} › {v.name}",
+                    "wrong" if v.outcome == "wrong" else "",
+                )
             )
         rates = [v.gbs for v in others if v.gbs]
         if rates:
             text = f"{len(others)} more"
-            rows.append(PageRow((key.device, key.problems, text, "slower", f"{min(rates):.3g}-{max(rates):.3g}", "-", "slower"), key.origin))
+            rows.append(
+                PageRow(
+                    (key.device, key.problems, text, "slower", _between(min(rates), max(rates)), "-", "slower"),
+                    key.origin,
+                )
+            )
+    columns = ("device", "class", "variant", "outcome", "#GB/s", "#of the copy", "why it lost")
     return _table(
-        "variants", "Variants tried", ("device", "class", "variant", "outcome", "#GB/s", "#of the copy", "why it lost"), rows,
-        "Of each class the chosen variant, the six next, and all that failed; the files have all.",
+        "variants", "Variants tried", columns, rows,
+        f"Of each class the chosen variant, the next {LISTED}, and all that failed; the files have all.",
     )  # fmt: skip
 
 
@@ -252,7 +287,7 @@ def correctness_tables(found: ReportInput, platforms: Platforms) -> list[PageTab
             "checked", "Timed entries, each compared with the float64 reference before it was timed",
             ("platform", "#right", "#wrong", "#failed", "#verified cases", "#of them right"),
             (PageRow((p.name, str(p.timed), str(len(p.wrong)), str(len(p.failed)), str(p.run), str(p.passed)),
-                     ", ".join(found.files), "" if p.right else "wrong") for p in platforms.records.values()),
+                     ", ".join(p.files), "" if p.right else "wrong") for p in platforms.records.values()),
         ),
         *_table(
             "workers", "Workers of the fleet", workers,
@@ -285,16 +320,17 @@ def _suite_rows(found: ReportInput) -> Iterable[PageRow]:
 
 
 def environment_tables(found: ReportInput) -> list[PageTable]:
-    """Return the environment of each run, with a warning where a machine was loaded, and processes seen from outside."""
-    runs = ("file", "run", "machine", "#CPUs", "system", "Python", "devices and drivers", "packages", "#workloads",
-            "#minutes", "#load before", "#after", "#highest", "remark")  # fmt: skip
+    """Return machines, runs with a warning where a machine was loaded, and processes seen from outside."""
+    machines = ("machine", "#CPUs", "system", "Python", "devices and drivers", "packages", "#runs")
+    runs = ("file", "run", "machine", "#workloads", "#minutes", "#load before", "#after", "#highest", "remark")
     pairs = list(zip(found.benches, found.origins, strict=True))
     outside = ("measured from outside", "device", "#value", "detail")
     return [
+        *_table("machines", "Machines and software", machines, _machine_rows(pairs)),
         *_table("environment", "Runs", runs, (_run_row(result, origin) for result, origin in pairs)),
         *_table(
             "processes", "Processes", outside,
-            (_process_row(e, f"{origin} › run {r['started']} › {e['kind']}") for r, origin in pairs for e in r["processes"]),
+            (_process_row(e, f"{at} › run {r['started']} › {e['kind']}") for r, at in pairs for e in r["processes"]),
         ),
     ]  # fmt: skip
 
@@ -302,7 +338,11 @@ def environment_tables(found: ReportInput) -> list[PageTable]:
 def loads(result: dict[str, Any]) -> list[float]:
     """Return the loads that were noted in a run: before, after, and at the beginning of each workload."""
     environment = result["environment"]
-    noted = [environment.get("load_before"), environment.get("load_after"), *(w.get("load") for w in result["workloads"])]
+    noted = [
+        environment.get("load_before"),
+        environment.get("load_after"),
+        *(w.get("load") for w in result["workloads"]),
+    ]
     return [load for load in noted if load is not None]
 
 
@@ -311,10 +351,35 @@ def most_load(result: dict[str, Any]) -> float:
     return float(result["options"].get("threads") or result["environment"]["cpus"])
 
 
+def _machine_rows(pairs: Sequence[tuple[dict[str, Any], str]]) -> list[PageRow]:
+    """Return a row for each different environment."""
+    same: dict[tuple[str, ...], list[str]] = {}
+    for result, origin in pairs:
+        environment = result["environment"]
+        versions = "; ".join(f"{name} {version}" for name, version in environment["versions"].items())
+        drivers = "; ".join(f"{label}: {d['name']}, {d['driver_version']}" for label, d in result["devices"].items())
+        key = (
+            _machine(result),
+            str(environment["cpus"]),
+            environment["system"],
+            environment["python"],
+            drivers,
+            versions,
+        )
+        same.setdefault(key, []).append(origin)
+    return [
+        PageRow((*key, str(len(origins))), f"{', '.join(dict.fromkeys(origins))} › environment")
+        for key, origins in same.items()
+    ]
+
+
+def _machine(result: dict[str, Any]) -> str:
+    name = short_cpu(result["environment"]["cpu"])
+    return f"{name}, {result['worker']}" if result.get("worker") else name
+
+
 def _run_row(result: dict[str, Any], origin: str) -> PageRow:
     environment = result["environment"]
-    versions = "; ".join(f"{name} {version}" for name, version in environment["versions"].items())
-    drivers = "; ".join(f"{label}: {d['name']}, {d['driver_version']}" for label, d in result["devices"].items())
     high, allowed = max(loads(result), default=0.0), most_load(result)
     busy = sum((w.get("load") or 0.0) > allowed for w in result["workloads"])
     remarks = []
@@ -327,11 +392,9 @@ def _run_row(result: dict[str, Any], origin: str) -> PageRow:
         value = environment.get(name)
         return "-" if value is None else f"{value:.2f}"
 
-    machine = f"{short_cpu(environment['cpu'])} on {result['worker']}" if result.get("worker") else short_cpu(environment["cpu"])
     return PageRow(
-        (origin, result["started"], machine, str(environment["cpus"]), environment["system"], environment["python"],
-         drivers, versions, str(len(result["workloads"])), f"{result['seconds'] / 60:.1f}", load("load_before"),
-         load("load_after"), f"{high:.2f}", "; ".join(remarks) or "-"),
+        (origin, result["started"], _machine(result), str(len(result["workloads"])), f"{result['seconds'] / 60:.1f}",
+         load("load_before"), load("load_after"), f"{high:.2f}", "; ".join(remarks) or "-"),
         f"{origin} › run {result['started']} › environment", "warn" if remarks else "",
     )  # fmt: skip
 
@@ -362,9 +425,17 @@ def not_timed_tables(found: ReportInput, platforms: Platforms) -> list[PageTable
         different = list(dict.fromkeys(names))
         tone = "wrong" if status == "wrong" else ""
         rows.append(
-            PageRow((what, where, status, reason, str(len(different)), different[0]), f"{file} › {different[0]} › {what}", tone)
+            PageRow(
+                (what, where, status, reason, str(len(different)), different[0]),
+                f"{file} › {different[0]} › {what}",
+                tone,
+            )
         )
     return _table("not-timed", "Not timed", ("entry", "platform", "status", "reason", "#workloads", "such as"), rows)
+
+
+def _between(low: float, high: float) -> str:
+    return f"{number(low)}-{number(high)}"
 
 
 def _share(value: float | None) -> str:

@@ -28,7 +28,7 @@ class PlatformRecord:
     """A platform and what its results were.
 
     wrong, failed: why results are wrong, or could not be made, each line with its origin. timed: the number of right
-    entries of the package. passed, run: the number of cases of `clrope verify`.
+    entries of the package. passed, run: the number of cases of `clrope verify`. files: what it has results in.
     """
 
     key: PlatformKey
@@ -41,6 +41,7 @@ class PlatformRecord:
     timed: int = 0
     passed: int = 0
     run: int = 0
+    files: dict[str, None] = field(default_factory=dict)
 
     @property
     def right(self) -> bool:
@@ -139,6 +140,7 @@ def _give_names(platforms: Sequence[PlatformRecord]) -> None:
 
 
 def _add_entries(platform: PlatformRecord, result: dict[str, Any], label: str, origin: str) -> None:
+    platform.files[origin] = None
     for workload in result["workloads"]:
         for entry in workload["entries"]:
             if entry["kind"] == "clrope" and entry.get("device") == label:
@@ -152,6 +154,7 @@ def _add_entries(platform: PlatformRecord, result: dict[str, Any], label: str, o
 def _add_cases(report: dict[str, Any], origin: str, targets: Mapping[str, Sequence[PlatformRecord]]) -> None:
     for case in report["results"]:
         for platform in targets.get(case["device"], ()):
+            platform.files[origin] = None
             platform.run += case["status"] != "skip"
             platform.passed += case["status"] == "ok"
             if case["status"] == "fail":

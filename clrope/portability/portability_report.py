@@ -1,4 +1,4 @@
-"""`PortabilityReport`: sections of sentences, figures and tables, made from files; pages, Markdown and CSV show them."""
+"""`PortabilityReport`: sentences, figures and tables, made from files; the page, Markdown and CSV show them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..benchmark.report import Table, heading, tables
 from ..errors import RopeError
 from .charts import Chart
 from .page_summary import SummarySentence, remarks, summary_sentences
@@ -37,9 +38,10 @@ from .tried_variants import tried_keys
 
 @dataclass(frozen=True)
 class ReportSection:
-    """A section; without charts and tables, `missing` says which file would fill it."""
+    """A section. short: its title in a list. Without charts and tables, `missing` says which file would fill it."""
 
     name: str
+    short: str
     title: str
     charts: tuple[Chart, ...]
     tables: tuple[PageTable, ...]
@@ -87,51 +89,117 @@ def make_report(found: ReportInput) -> PortabilityReport:
     measured = measurements(found, platforms)
     tried = tried_keys(found)
 
-    def section(name: str, title: str, charts: Sequence[Chart | None], tables: Sequence[PageTable], missing: str) -> None:
+    def section(
+        name: str, short: str, title: str, charts: Sequence[Chart | None], tables: Sequence[PageTable], missing: str
+    ) -> None:
         drawn = tuple(chart for chart in charts if chart is not None)
-        sections.append(ReportSection(name, title, drawn, tuple(tables), missing))
+        sections.append(ReportSection(name, short, title, drawn, tuple(tables), missing))
 
     sections: list[ReportSection] = []
     section(
-        "bandwidth", "Bandwidth against the ceiling", [bandwidth_chart(work)], speed_tables(work),
+        "bandwidth",
+        "Bandwidth",
+        "Bandwidth against the ceiling",
+        [bandwidth_chart(work)],
+        speed_tables(work),
         "`clrope bench --json FILE` measures bandwidth, ceilings and peers",
-    )  # fmt: skip
+    )
     section(
-        "roofline", "Roofline", [roofline_chart(work)], [],
+        "roofline",
+        "Roofline",
+        "Roofline",
+        [roofline_chart(work)],
+        [],
         "`clrope bench --workload prefill --json FILE` measures workloads from memory",
-    )  # fmt: skip
-    section("sizes", "Size sweep", [size_chart(work)], [], "`clrope bench --workload 'size-*' --json FILE` measures it")
+    )
     section(
-        "latency", "Decode latency", [latency_chart(work)], latency_tables(found, platforms, work),
+        "sizes",
+        "Sizes",
+        "Size sweep",
+        [size_chart(work)],
+        [],
+        "`clrope bench --workload 'size-*' --json FILE` measures it",
+    )
+    section(
+        "latency",
+        "Latency",
+        "Decode latency",
+        [latency_chart(work)],
+        latency_tables(found, platforms, work),
         "`clrope bench --workload decode-1 --workload calls --json FILE` measures calls",
-    )  # fmt: skip
+    )
     section(
-        "portability", "Performance portability",
-        [cascade_chart(measured, "architectural"), cascade_chart(measured, "application")], portability_tables(measured),
+        "portability",
+        "Portability",
+        "Performance portability",
+        [cascade_chart(measured, "architectural"), cascade_chart(measured, "application")],
+        portability_tables(measured),
         "`clrope bench --json FILE` on each device measures it",
-    )  # fmt: skip
+    )
     section(
-        "variants", "Variants tried, and why each lost", [tuning_chart(tried)], variant_tables(tried),
+        "variants",
+        "Variants",
+        "Variants tried, and why each lost",
+        [tuning_chart(tried)],
+        variant_tables(tried),
         "`clrope tune --json > FILE` tries the variants",
-    )  # fmt: skip
+    )
     section(
-        "correctness", "Correctness and bits", [], correctness_tables(found, platforms),
+        "correctness",
+        "Correctness",
+        "Correctness and bits",
+        [],
+        correctness_tables(found, platforms),
         "`clrope verify --json FILE` verifies results and compares bits",
-    )  # fmt: skip
+    )
     section(
-        "environment", "Environment of each run", [], environment_tables(found),
+        "environment",
+        "Environment",
+        "Environment of each run",
+        [],
+        environment_tables(found),
         "`clrope bench --json FILE` notes the machine",
-    )  # fmt: skip
-    section("not-timed", "Not timed", [], not_timed_tables(found, platforms), "every entry was timed, or none was measured")
+    )
+    section(
+        "not-timed",
+        "Not timed",
+        "Not timed",
+        [],
+        not_timed_tables(found, platforms),
+        "every entry was timed, or none was measured",
+    )
+    if platforms.wrong:
+        # What is wrong is read first.
+        sections.sort(key=lambda made: made.name != "correctness")
+    picture = summary_chart(work, [p.name for p in platforms.wrong])
     days = sorted({str(result["started"])[:10] for result in found.benches})
     return PortabilityReport(
-        tuple(summary_sentences(found, platforms, work, measured, find_bits(found))), tuple(remarks(found)),
-        summary_chart(work), tuple(sections), tuple(measured), tuple(found.files), tuple(days),
-    )  # fmt: skip
+        tuple(summary_sentences(found, platforms, work, measured, find_bits(found))),
+        tuple(remarks(found)),
+        picture,
+        tuple(sections),
+        tuple(measured),
+        tuple(found.files),
+        tuple(days),
+    )
+
+
+def markdown_text(found: ReportInput, report: PortabilityReport) -> str:
+    """Return sentences and tables as Markdown: those of the terminal, and of the page what these do not have."""
+    parts = [f"{heading(found.benches)}\n"] if found.benches else []
+    parts += [f"**{s.head}** {s.text}\n" for s in (*report.sentences, *report.remarks)]
+    parts += [table.markdown() for table in tables(found.benches)]
+    known = {"portability", "wrong", "failed", "bits", "verification", "workers", "environment"}
+    parts += [
+        Table(t.title, (*t.columns, "source"), tuple((*row.cells, row.source) for row in t.rows)).markdown()
+        for t in report.tables
+        if t.name in known
+    ]
+    return "\n".join(parts)
 
 
 def write_csv(report: PortabilityReport, where: str) -> list[Path]:
-    """Write every table into a file of a folder (an existing one, or a name that ends in a slash), else all into a file.
+    """Write every table into a file of a folder (which exists, or whose name ends in a slash), else all into one file.
 
     In one file, tables follow each other, each behind a line with its name and an empty line between. Raises
     `RopeError` if a file cannot be written.

@@ -21,8 +21,8 @@ MOST_PLATFORMS, MOST_KEYS = 12, 24
 FLOPS_OF_PAIR = 6
 
 
-def summary_chart(work: Sequence[PlatformWorkload]) -> Chart | None:
-    """Return each platform's shares of its ceiling, a mark a workload and the median."""
+def summary_chart(work: Sequence[PlatformWorkload], wrong: Sequence[str] = ()) -> Chart | None:
+    """Return the shares of its ceiling of each platform, and their median; wrong: platforms without marks."""
     shares: dict[str, list[tuple[float, PlatformWorkload]]] = {}
     for one in work:
         share = None if one.record.workload["latency"] else one.record.of_ceiling(one.label)
@@ -49,14 +49,16 @@ def summary_chart(work: Sequence[PlatformWorkload]) -> Chart | None:
     caption = "Bytes a second as a share of the fastest copy of the same device in the same run. 1 is the ceiling."
     caption += " Of each platform the deciles are shown." if crowded else ""
     x = ChartAxis("share of the device's own ceiling", low=0.0, high=high)
-    y = ChartAxis("", "names", tuple(shares))
+    y = ChartAxis("", "names", (*shares, *(f"{name}: wrong results" for name in wrong)))
     return Chart("summary", "Share of the ceiling", caption, x, y, tuple(series), limit=1.0, row=34)
 
 
 def bandwidth_chart(work: Sequence[PlatformWorkload]) -> Chart | None:
     """Return GB/s of prefill by type and pairing (without prefill: of each workload), with ceilings and peers."""
     speed = [w for w in work if not w.record.workload["latency"]]
-    chosen = [w for w in speed if (w.record.family, w.record.place, w.record.direction) == ("prefill", "out", "forward")]
+    chosen = [
+        w for w in speed if (w.record.family, w.record.place, w.record.direction) == ("prefill", "out", "forward")
+    ]
     name: Callable[[PlatformWorkload], str] = lambda w: f"{w.record.dtype} {w.record.mode}"  # noqa: E731
     if not chosen:
         chosen, name = speed, lambda w: w.record.name
@@ -88,11 +90,17 @@ def bandwidth_chart(work: Sequence[PlatformWorkload]) -> Chart | None:
     if peers:
         made.append(ChartSeries("the fastest peer", GREY, "ring", tuple(peers)))
     what = "prefill, out of place, forward" if chosen[0].record.family == "prefill" else "every workload"
-    caption = f"Bytes read and written a second: {what}. More is better; nothing copies faster than the ceiling."
+    caption = f"Bytes read and written a second: {what}. More is better. Rotations prefetch and copies do not, so a "
+    caption += "rotation can exceed its ceiling."
     return Chart(
-        "bandwidth", "Bandwidth against the ceiling", caption + _left_out(work, platforms),
-        ChartAxis("GB/s"), ChartAxis("", "names", tuple(groups)), tuple(made), row=max(26.0, 13.0 * len(platforms) + 10),
-    )  # fmt: skip
+        "bandwidth",
+        "GB/s by type and pairing",
+        caption + _left_out(work, platforms),
+        ChartAxis("GB/s"),
+        ChartAxis("", "names", tuple(groups)),
+        tuple(made),
+        row=max(26.0, 13.0 * len(platforms) + 10),
+    )
 
 
 def roofline_chart(work: Sequence[PlatformWorkload]) -> Chart | None:
@@ -114,7 +122,7 @@ def roofline_chart(work: Sequence[PlatformWorkload]) -> Chart | None:
             text = f"{name}: at most {rate:.1f} GB/s from memory"
             origin = best.origin.of(best.ceiling)
             ends = tuple(Mark(x, x * rate, text, origin) for x in (low, high))
-            series.append(ChartSeries(name, k, "dash", ends))
+            series.append(ChartSeries("the platform's fastest copy", k, "dash", ends))
         marks = []
         for w, count in here:
             intensity = count / w.record.workload["bytes_moved"]
@@ -123,13 +131,17 @@ def roofline_chart(work: Sequence[PlatformWorkload]) -> Chart | None:
             marks.append(Mark(intensity, done, text, w.origin.of(w.own)))
         series.append(ChartSeries(name, k, "speck", tuple(marks)))
     caption = (
-        "Six operations rotate a pair; making cos and sin is not counted. The lines are the best copies from memory. Every "
-        "workload is far to the left of where arithmetic would limit it, so no compute roof is drawn."
+        "Workloads from memory. Six operations rotate a pair; making cos and sin is not counted. The lines are each "
+        "platform's fastest copy. There is no compute roof, because none was measured."
     )
     return Chart(
-        "roofline", "Roofline", caption + _left_out(work, platforms), ChartAxis("flop / byte", "log"),
-        ChartAxis("Gflop/s", "log"), tuple(series),
-    )  # fmt: skip
+        "roofline",
+        "Operations a second over operations a byte",
+        caption + _left_out(work, platforms),
+        ChartAxis("flop / byte", "log"),
+        ChartAxis("Gflop/s", "log"),
+        tuple(series),
+    )
 
 
 def flops(workload: dict[str, Any]) -> int:
@@ -158,19 +170,28 @@ def size_chart(work: Sequence[PlatformWorkload]) -> Chart | None:
             size, rate = _bytes(w), w.record.rate(w.label) or 0.0
             share = w.record.of_ceiling(w.label)
             of = "" if share is None else f", {share:.2f} of the ceiling"
-            own.append(Mark(size, rate, f"{name}: {w.record.family}: {rate:.1f} GB/s{of}", w.origin.of(w.own, w.ceiling)))
+            own.append(
+                Mark(size, rate, f"{name}: {w.record.family}: {rate:.1f} GB/s{of}", w.origin.of(w.own, w.ceiling))
+            )
             if (top := w.ceiling) is not None:
                 text = f"{name}: {w.record.family}: ceiling {rate_of(top, w.record):.1f} GB/s"
                 tops.append(Mark(size, rate_of(top, w.record), text, w.origin.of(top)))
-        series += [ChartSeries(name, k, "line", tuple(own)), ChartSeries(f"{name}: ceiling", k, "dash", tuple(tops))]
+        series += [ChartSeries(name, k, "line", tuple(own)), ChartSeries("ceiling", k, "dash", tuple(tops))]
     series = [s for s in series if s.marks]
     if not series:
         return None
-    caption = "f32, neox, out of place. Small tensors stay in caches, where the time of a launch counts; large ones are in memory."
+    caption = (
+        "f32, neox, out of place. Small tensors stay in caches, where the time of a launch counts; large ones are in "
+        "memory."
+    )
     return Chart(
-        "sizes", "Size sweep", caption, ChartAxis("bytes of the tensor", "log", unit="bytes"), ChartAxis("GB/s"),
+        "sizes",
+        "GB/s over the size of the tensor",
+        caption,
+        ChartAxis("bytes of the tensor", "log", unit="bytes"),
+        ChartAxis("GB/s"),
         tuple(series),
-    )  # fmt: skip
+    )
 
 
 def latency_chart(work: Sequence[PlatformWorkload]) -> Chart | None:
@@ -199,12 +220,16 @@ def latency_chart(work: Sequence[PlatformWorkload]) -> Chart | None:
     series = [ChartSeries("an empty launch", GREY, "tick", tuple(launches))]
     series += [ChartSeries("the fastest peer", GREY, "ring", tuple(peers))]
     series += [ChartSeries("clrope", platforms.index(name), "dot", tuple(marks)) for name, marks in own.items()]
-    caption = "Time of a call that rotates one token of each sequence, by type and pairing. Less is better; no call is shorter than an empty launch."
+    caption = "Time of a call that rotates one token of each sequence, by type and pairing. Less is better."
     return Chart(
-        "latency", "Decode latency", caption, ChartAxis("µs a call", "log"),
+        "latency",
+        "Time of a call",
+        caption,
+        ChartAxis("µs a call", "log"),
         ChartAxis("", "names", tuple(f"{name} · {family}" for name, family in rows)),
-        tuple(s for s in series if s.marks), row=30,
-    )  # fmt: skip
+        tuple(s for s in series if s.marks),
+        row=30,
+    )
 
 
 def cascade_chart(measured: Sequence[Measurement], basis: Basis) -> Chart | None:
@@ -226,18 +251,21 @@ def cascade_chart(measured: Sequence[Measurement], basis: Basis) -> Chart | None
         most = max(most, len(steps))
         colour = 0 if application == OWN else k
         series += [
-            ChartSeries(f"{application}: efficiency", colour, "line", tuple(shares)),
-            ChartSeries(f"{application}: portability so far", colour, "dash", tuple(means)),
+            ChartSeries(application, colour, "line", tuple(shares)),
+            ChartSeries("portability of this platform and all better ones", colour, "dash", tuple(means)),
         ]
     if not series:
         return None
     against = "the platform's best copy" if basis == "architectural" else "the fastest application on the platform"
-    caption = f"Efficiency is the share of the speed of {against}. Platforms are in order, the best of each application first."
+    caption = f"Efficiency is the share of the speed of {against}. The best platforms of each application come first."
     return Chart(
-        f"cascade-{basis}", f"Efficiency cascade, {basis} efficiency", caption,
+        f"cascade-{basis}",
+        f"Efficiency cascade, {basis} efficiency",
+        caption,
         ChartAxis("number of platforms", unit="count", low=1, high=most),
-        ChartAxis("efficiency", low=0.0, high=1.05), tuple(series),
-    )  # fmt: skip
+        ChartAxis("efficiency", low=0.0, high=1.05),
+        tuple(series),
+    )
 
 
 def applications(measured: Sequence[Measurement]) -> list[str]:
@@ -278,9 +306,15 @@ def tuning_chart(tried: Sequence[TriedKey]) -> Chart | None:
         caption += f" The first {len(rows)} of {len(tried)} classes."
     series = (ChartSeries("a variant", 7, "speck", tuple(specks)), ChartSeries("chosen", 0, "diamond", tuple(winners)))
     return Chart(
-        "variants", "Variants tried", caption, ChartAxis("share of the fastest", low=0.0, high=1.05),
-        ChartAxis("", "names", tuple(key.name for key in rows)), series, limit=1.0, row=24,
-    )  # fmt: skip
+        "variants",
+        "Speed of the variants",
+        caption,
+        ChartAxis("share of the fastest", low=0.0, high=1.05),
+        ChartAxis("", "names", tuple(key.name for key in rows)),
+        series,
+        limit=1.0,
+        row=24,
+    )
 
 
 def _first(names: Sequence[str] | dict[str, None]) -> list[str]:
@@ -294,5 +328,3 @@ def _left_out(work: Sequence[PlatformWorkload], shown: Sequence[str]) -> str:
 
 def _bytes(one: PlatformWorkload) -> int:
     return int(one.record.workload["tensor_bytes"])
-
-

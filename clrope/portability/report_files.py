@@ -30,9 +30,10 @@ LARGEST_FILE = 256 << 20
 
 @dataclass
 class ReportInput:
-    """The contents of some files. The lists of origins name the file of each result; a result of a fleet has a `worker`.
+    """The contents of some files. A result of a fleet has a `worker`.
 
-    unread: why other files are left out, each message with the file's name in front.
+    origins: and the other lists of origins: the file of each result.
+    unread:  why other files are left out, each message with the file's name in front.
     """
 
     benches: list[dict[str, Any]] = field(default_factory=list)

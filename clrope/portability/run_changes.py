@@ -81,8 +81,8 @@ def compare_runs(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -
     """Compare this package and kernel files, in workloads and devices that both results have.
 
     A machine may be slower on another day. So speeds are compared as shares of the ceiling of their own run where there
-    is one, where latency counts in raw launches, else by their times. Raises `ConfigError` if a result holds a device of
-    several machines.
+    is one, where latency counts in raw launches, else by their times. Raises `ConfigError` if a result holds the same
+    workload of several machines.
     """
     earlier, now = _speeds(old, "OLD"), _speeds(new, "NEW")
     reasons = _reasons(new)

@@ -91,9 +91,7 @@ def _device_names(devices: Sequence[str]) -> dict[str, str]:
     """Return a short name for each device: the driver's, and more where that is of several devices."""
     short = {d: next((a for a, text in ALIASES.items() if text in d.lower().split(" | ")[0]), d) for d in devices}
     often = Counter(short.values())
-    return {
-        d: name if often[name] == 1 else f"{name} {short_cpu(d.split(' | ')[-1])}" for d, name in short.items()
-    }
+    return {d: name if often[name] == 1 else f"{name} {short_cpu(d.split(' | ')[-1])}" for d, name in short.items()}
 
 
 def _variants(record: dict[str, Any]) -> tuple[TriedVariant, ...]:
@@ -111,7 +109,7 @@ def _why(result: dict[str, Any], chosen: float | None, tolerance: float) -> str:
     if outcome in BROKEN:
         return ": ".join(part for part in (_WORDS.get(outcome, outcome), result.get("reason")) if part)
     if not rate or not chosen:
-        return result.get("reason") or outcome
+        return str(result.get("reason") or outcome)
     if rate >= chosen:
         return f"faster by {rate / chosen - 1:.1%}, less than the {tolerance - 1:.0%} of a tie, and later in the list"
     return f"slower by {1 - rate / chosen:.0%}"
