@@ -37,16 +37,18 @@ class EntryShape(msgspec.Struct):
     device: Text | None = None
     reason: Text = ""
     variant: Text = ""
-    bytes: Count = 0
+    bytes: Count | None = None
     nmse: Error = None
     wall: TimesShape | None = None
     event: TimesShape | None = None
 
     def __post_init__(self) -> None:
-        if self.status == "ok" and self.wall is None:
-            raise ValueError("a timed entry lacks wall")
-        if self.status == "ok" and self.kind == "ceiling" and not self.bytes:
-            raise ValueError("a ceiling moves no bytes")
+        if self.status != "ok":
+            return
+        if self.wall is None or self.bytes is None:
+            raise ValueError(f"a timed entry lacks {'wall' if self.wall is None else 'bytes'}")
+        if not self.bytes and (self.kind in ("ceiling", "kernel") or self.name == "arrays"):
+            raise ValueError(f"the timed entry {self.name} moves no bytes")
 
 
 class WorkloadShape(msgspec.Struct):
