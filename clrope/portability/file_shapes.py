@@ -66,8 +66,12 @@ class WorkloadShape(msgspec.Struct):
     entries: list[EntryShape]
     load: Load = None
     calls: Text = ""
-    layers: Annotated[int, msgspec.Meta(ge=1)] = 1
-    rounds: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    layers: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    rounds: Annotated[int, msgspec.Meta(ge=1)] | msgspec.UnsetType = msgspec.UNSET
+
+    def __post_init__(self) -> None:
+        if self.calls and self.layers is None:
+            raise ValueError(f"the workload {self.name} measures calls and lacks layers")
 
 
 class BenchDeviceShape(msgspec.Struct):
@@ -88,16 +92,16 @@ class EnvironmentShape(msgspec.Struct):
     system: Text
     python: Text
     versions: dict[str, Text]
-    load_before: Load = None
-    load_after: Load = None
+    load_before: Load
+    load_after: Load
 
 
 class BenchOptionsShape(msgspec.Struct):
     """How much was measured."""
 
     rounds: Annotated[int, msgspec.Meta(ge=1)]
-    threads: Annotated[int, msgspec.Meta(ge=1)] = 1
-    tiny: bool = False
+    threads: Annotated[int, msgspec.Meta(ge=1)]
+    tiny: bool
 
 
 class ProcessShape(msgspec.Struct):

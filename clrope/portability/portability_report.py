@@ -71,6 +71,14 @@ class PortabilityReport:
         return self.sentences[0].tone == "wrong"
 
     @property
+    def left_out(self) -> list[tuple[str, str]]:
+        """The titles of what is not shown, each with what would show it."""
+        out = [(section.title, section.missing) for section in self.sections if section.empty]
+        if not any(table.name == "verification" for table in self.tables):
+            out.append(("Verified cases and bits", "`clrope verify --json FILE` verifies results and compares their bits"))
+        return out
+
+    @property
     def charts(self) -> list[Chart]:
         """All figures."""
         first = [self.picture] if self.picture else []
@@ -150,7 +158,7 @@ def make_report(found: ReportInput) -> PortabilityReport:
         "Correctness and bits",
         [],
         correctness_tables(found, platforms),
-        "`clrope verify --json FILE` verifies results and compares bits",
+        "no result has a device",
     )
     section(
         "environment",

@@ -11,7 +11,7 @@ import pytest
 from made_up_files import fleet, small, spoil, tuning, verification
 
 from clrope.portability.page import page_text
-from clrope.portability.portability_report import make_report
+from clrope.portability.portability_report import make_report, markdown_text
 from clrope.portability.report_files import LARGEST_FILE, read_files
 from clrope.portability.tried_variants import tried_keys
 
@@ -169,7 +169,9 @@ def test_a_changed_field_is_refused_or_reported(kind, put, seed):
         refused += bool(found.unread)
         if not found.empty:
             try:
-                page_text(make_report(found))
+                report = make_report(found)
+                page_text(report)
+                markdown_text(found, report)
             except Exception as error:
                 raise AssertionError(f"{kind}: {[*way, last]} = {value!r}") from error
     assert refused

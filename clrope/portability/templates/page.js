@@ -70,17 +70,22 @@
 
   // Marks say their numbers and sources, to the pointer and to the keyboard. One mark of a figure is in the tab order.
   const tip = document.getElementById("tip");
-  const hide = () => { tip.hidden = true; };
+  let shown = null;
+  const hide = () => { tip.hidden = true; shown = null; };
+  const place = () => {
+    const at = shown.getBoundingClientRect(), size = tip.getBoundingClientRect();
+    const x = shown.tagName === "path" ? at.right : at.left + at.width / 2;
+    tip.style.left = `${Math.max(8, Math.min(x - size.width / 2, innerWidth - size.width - 8))}px`;
+    tip.style.top = `${at.top - size.height - 10 > 0 ? at.top - size.height - 10 : at.bottom + 10}px`;
+  };
   const show = (mark) => {
     tip.textContent = mark.getAttribute("aria-label");
     const source = document.createElement("small");
     source.textContent = mark.dataset.origin;
     tip.append(source);
     tip.hidden = false;
-    const at = mark.getBoundingClientRect(), size = tip.getBoundingClientRect();
-    const x = mark.tagName === "path" ? at.right : at.left + at.width / 2;
-    tip.style.left = `${Math.max(8, Math.min(x - size.width / 2, innerWidth - size.width - 8))}px`;
-    tip.style.top = `${at.top - size.height - 10 > 0 ? at.top - size.height - 10 : at.bottom + 10}px`;
+    shown = mark;
+    place();
   };
   for (const plot of all("svg.plot")) {
     const marks = all(".mark", plot);
@@ -106,6 +111,6 @@
       target.focus();
     });
   }
-  addEventListener("scroll", hide, { passive: true });
+  addEventListener("scroll", () => shown && place(), { passive: true, capture: true });
   addEventListener("keydown", (event) => event.key === "Escape" && hide());
 })();
