@@ -178,7 +178,7 @@ def test_marks_say_their_numbers_to_the_pointer_and_the_keyboard(opened):
     page = opened(small())
     tip = page.locator("#tip")
     assert tip.is_hidden()
-    mark = page.locator("#figure-bandwidth .bar .mark").first
+    mark = page.locator("#figure-bandwidth svg.plot .bar .mark").first
     mark.scroll_into_view_if_needed()
     mark.hover()
     assert "GB/s" in tip.inner_text()
