@@ -70,28 +70,29 @@ def _figure(pyplot: Any, chart: Chart) -> Any:
     if chart.limit is not None:
         axes.axvline(chart.limit, color=_LIMIT, linewidth=1, linestyle=(0, (4, 3)))
     told: set[str] = set()
+    bar = 0.72 / max(1, sum(series.shape == "bar" for series in chart.series))
     for series in chart.series:
-        _draw(axes, series, None if series.name in told else series.name)
+        _draw(axes, series, None if series.name in told else series.name, bar)
         told.add(series.name)
     axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.16 if not named else -0.9 / height),
                 ncols=3)  # fmt: skip
     return figure
 
 
-def _draw(axes: Any, series: ChartSeries, label: str | None) -> None:
+def _draw(axes: Any, series: ChartSeries, label: str | None, bar: float) -> None:
     colour = _LIMIT if series.colour == GREY else COLOURS[series.colour % len(COLOURS)][0]
     x, y = [m.x for m in series.marks], [m.y for m in series.marks]
     if series.shape == "bar":
-        axes.barh(y, x, height=0.16, color=colour, label=label)
+        axes.barh(y, x, height=bar, color=colour, label=label)
     elif series.shape in ("line", "dash"):
         style = "--" if series.shape == "dash" else "-"
         axes.plot(x, y, style, color=colour, marker=_MARKERS[series.shape], markersize=4, linewidth=1.4, label=label)
     else:
         size = {"speck": 20, "tick": 130, "diamond": 60}.get(series.shape, 28)
-        hollow = series.shape == "ring"
-        face = "none" if hollow else colour
-        edge = colour if hollow or series.shape == "tick" else "white"
-        more = {} if series.shape == "tick" else {"facecolors": face, "edgecolors": edge}
-        axes.scatter(x, y, s=size, marker=_MARKERS[series.shape], label=label, zorder=3, linewidths=0.6 if not hollow
-                     and series.shape != "tick" else 1.5, alpha=0.6 if series.shape == "speck" else 1,
-                     **(more or {"color": colour}))  # fmt: skip
+        more: dict[str, Any] = {"facecolors": colour, "edgecolors": "white", "linewidths": 0.6}
+        if series.shape == "ring":
+            more = {"facecolors": "white", "edgecolors": colour, "linewidths": 1.5}
+        elif series.shape == "tick":
+            more = {"color": _INK, "linewidths": 1.8}
+        alpha = 0.6 if series.shape == "speck" else 1.0
+        axes.scatter(x, y, s=size, marker=_MARKERS[series.shape], label=label, zorder=4, alpha=alpha, **more)

@@ -54,4 +54,4 @@ def page_text(report: PortabilityReport) -> str:
         if len(text.encode()) < LARGEST_PAGE or most <= FEWEST_ROWS:
             return text
         # The longest tables are cut first.
-        most = max(FEWEST_ROWS, int(most * 0.7))
+        most = max(FEWEST_ROWS, int(most * min(0.7, LARGEST_PAGE / len(text.encode()))))

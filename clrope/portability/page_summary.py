@@ -36,7 +36,7 @@ def summary_sentences(
     bits: BitsFound | None,
 ) -> list[SummarySentence]:
     """Return the three sentences: results, bits, speed."""
-    return [_results(found, platforms), _bits(bits), _speed(work, measured)]
+    return [_results(found, platforms), _bits(bits), _speed(platforms, work, measured)]
 
 
 def _results(found: ReportInput, platforms: Platforms) -> SummarySentence:
@@ -78,7 +78,7 @@ def _bits(bits: BitsFound | None) -> SummarySentence:
     return SummarySentence("Bit-identical:", f"all {bits.compared:,} compared cases{who}{numpy}.", "good")
 
 
-def _speed(work: Sequence[PlatformWorkload], measured: Sequence[Measurement]) -> SummarySentence:
+def _speed(platforms: Platforms, work: Sequence[PlatformWorkload], measured: Sequence[Measurement]) -> SummarySentence:
     shares: dict[str, list[float]] = {}
     for w in work:
         share = None if w.record.workload["latency"] else w.record.of_ceiling(w.label)
@@ -92,6 +92,8 @@ def _speed(work: Sequence[PlatformWorkload], measured: Sequence[Measurement]) ->
     if len(typical) > 1:
         between = f"{typical[low]:.2f} ({low}) to {typical[high]:.2f} ({high})"
         text = f"the median workload has {between} of the device's own fastest copy"
+    if platforms.wrong:
+        text = f"on platforms with right results {text}"
     common = in_common(measured)
     metric = portability_of(common, OWN, "architectural")
     count = len({m.platform for m in common})

@@ -269,8 +269,9 @@ def variant_tables(tried: Sequence[TriedKey]) -> list[PageTable]:
 
 def correctness_tables(found: ReportInput, platforms: Platforms) -> list[PageTable]:
     """Return what was wrong, verified cases, checked entries, differing bits, and the workers of fleets."""
-    wrong = [PageRow((p.name, line), line, "wrong") for p in platforms.records.values() for line in p.wrong]
-    failed = [PageRow((p.name, line), line, "warn") for p in platforms.records.values() for line in p.failed]
+    every = platforms.records.values()
+    wrong = [PageRow((p.name, what), file, "wrong") for p in every for file, what in p.wrong]
+    failed = [PageRow((p.name, what), file, "warn") for p in every for file, what in p.failed]
     differing = [
         PageRow((origin, line), origin, "warn")
         for report, origin in zip(found.verifications, found.verify_origins, strict=True)
@@ -287,7 +288,7 @@ def correctness_tables(found: ReportInput, platforms: Platforms) -> list[PageTab
             "checked", "Timed entries, each compared with the float64 reference before it was timed",
             ("platform", "#right", "#wrong", "#failed", "#verified cases", "#of them right"),
             (PageRow((p.name, str(p.timed), str(len(p.wrong)), str(len(p.failed)), str(p.run), str(p.passed)),
-                     ", ".join(p.files), "" if p.right else "wrong") for p in platforms.records.values()),
+                     ", ".join(p.files), "" if p.right else "wrong") for p in every),
         ),
         *_table(
             "workers", "Workers of the fleet", workers,

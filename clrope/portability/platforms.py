@@ -27,7 +27,7 @@ class PlatformKey(NamedTuple):
 class PlatformRecord:
     """A platform and what its results were.
 
-    wrong, failed: why results are wrong, or could not be made, each line with its origin. timed: the number of right
+    wrong, failed: why results are wrong, or could not be made: (file, what and why). timed: the number of right
     entries of the package. passed, run: the number of cases of `clrope verify`. files: what it has results in.
     """
 
@@ -36,8 +36,8 @@ class PlatformRecord:
     driver: str
     device: str
     name: str = ""
-    wrong: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
+    wrong: list[tuple[str, str]] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
     timed: int = 0
     passed: int = 0
     run: int = 0
@@ -101,7 +101,7 @@ def find_platforms(found: ReportInput) -> Platforms:
             if worker["status"] == "wrong":
                 for platform in made.values():
                     if platform.key.worker == worker["worker"] and not platform.wrong:
-                        platform.wrong.append(f"{origin}: worker {worker['worker']}: {worker.get('reason') or 'wrong'}")
+                        platform.wrong.append((origin, f"worker {worker['worker']}: {worker.get('reason') or 'wrong'}"))
     return Platforms(made)
 
 
@@ -148,7 +148,7 @@ def _add_entries(platform: PlatformRecord, result: dict[str, Any], label: str, o
                     platform.timed += 1
                 elif entry["status"] in ("wrong", "error"):
                     lines = platform.wrong if entry["status"] == "wrong" else platform.failed
-                    lines.append(f"{origin}: {workload['name']}: {entry['name']}: {entry.get('reason', '')}")
+                    lines.append((origin, f"{workload['name']}: {entry['name']}: {entry.get('reason', '')}"))
 
 
 def _add_cases(report: dict[str, Any], origin: str, targets: Mapping[str, Sequence[PlatformRecord]]) -> None:
@@ -158,7 +158,7 @@ def _add_cases(report: dict[str, Any], origin: str, targets: Mapping[str, Sequen
             platform.run += case["status"] != "skip"
             platform.passed += case["status"] == "ok"
             if case["status"] == "fail":
-                platform.wrong.append(f"{origin}: {case['suite']}: {case['case']}: {case.get('detail') or 'wrong'}")
+                platform.wrong.append((origin, f"{case['suite']}: {case['case']}: {case.get('detail') or 'wrong'}"))
 
 
 @dataclass(frozen=True)

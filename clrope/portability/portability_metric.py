@@ -76,7 +76,7 @@ def _on_device(record: WorkloadRecord, label: str, platform: PlatformRecord, fil
         elif entry["status"] == "refused" and not own:
             continue
         if name == OWN and not platform.right:
-            seconds, reason = None, reason or f"wrong results on this platform: {platform.wrong[0]}"
+            seconds, reason = None, reason or f"wrong results on this platform: {': '.join(platform.wrong[0])}"
         origin = f"{file} › {record.name} › {entry['kind']} {entry['name']}"
         yield Measurement(record.name, platform.name, name, seconds, ceiling, moved, reason, origin)
 

@@ -75,7 +75,9 @@ class PortabilityReport:
         """The titles of what is not shown, each with what would show it."""
         out = [(section.title, section.missing) for section in self.sections if section.empty]
         if not any(table.name == "verification" for table in self.tables):
-            out.append(("Verified cases and bits", "`clrope verify --json FILE` verifies results and compares their bits"))
+            out.append(
+                ("Verified cases and bits", "`clrope verify --json FILE` verifies results and compares their bits")
+            )
         return out
 
     @property

@@ -76,7 +76,9 @@ def test_of_repeats_the_middle_one_counts_and_their_spread():
         return results
 
     old, new = repeated(1.0, 1.0, 1.0), repeated(1.0, 1.25, 2.0)
-    (one,) = [c for c in compare_runs(old, new).changes if (c.workload, c.device) == (NAME, "pocl") and c.kernel == "arrays"]
+    (one,) = [
+        c for c in compare_runs(old, new).changes if (c.workload, c.device) == (NAME, "pocl") and c.kernel == "arrays"
+    ]
     assert one.speed == pytest.approx(0.8, rel=1e-3)
     (same,) = [
         c for c in compare_runs(old, old).changes if (c.workload, c.device) == (NAME, "pocl") and c.kernel == "arrays"

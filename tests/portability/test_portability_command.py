@@ -89,7 +89,7 @@ def test_markdown(call, put):
     assert "### Verified cases" in text
     assert "### Wrong results" in text
     lines = text.splitlines()
-    heads = [n for n, line in enumerate(lines) if line.startswith("|:") or line.startswith("|--")]
+    heads = [n for n, line in enumerate(lines) if line.startswith(("|:", "|--"))]
     assert len(heads) > 5
     assert all(lines[n].count("|") == lines[n - 1].count("|") for n in heads)
 
@@ -183,7 +183,10 @@ def test_compare(call, put):
     assert call("report", "--compare", slow, old).stdout.count("faster") == done.stdout.count("slower") > 0
     failed = call("report", "--compare", old, slow, "--fail-below", "0.97")
     assert failed.exit_code == 1
-    assert "SLOWER: prefill/f16/normal/out/forward intel arrays: 0.500 of the old speed, least allowed 0.97" in failed.stdout
+    assert (
+        "SLOWER: prefill/f16/normal/out/forward intel arrays: 0.500 of the old speed, least allowed 0.97"
+        in failed.stdout
+    )
     assert call("report", "--compare", old, slow, "--fail-below", "0.4").exit_code == 0
     assert call("report", "--compare", old, old, "--fail-below", "1").exit_code == 0
     data = json.loads(call("report", "--compare", old, slow, "--fail-below", "0.97", "--json").stdout)

@@ -9,7 +9,14 @@ from made_up_results import CEILING, OWN, PEERS, entry
 
 from clrope.portability.p3_files import p3_csv, write_p3
 from clrope.portability.platforms import find_platforms
-from clrope.portability.portability_metric import cascade, efficiencies, in_common, measurements, portability, portability_of
+from clrope.portability.portability_metric import (
+    cascade,
+    efficiencies,
+    in_common,
+    measurements,
+    portability,
+    portability_of,
+)
 from clrope.portability.report_files import ReportInput
 
 PROBLEM = "prefill/f16/neox/out/forward"

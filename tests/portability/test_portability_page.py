@@ -57,7 +57,8 @@ def page_of(put, *files):
 def test_all_sections_are_there(put):
     report, text = page_of(put, small(), verification(), tuning())
     assert {chart.name for chart in report.charts} == {
-        "summary", "bandwidth", "roofline", "sizes", "latency", "cascade-architectural", "cascade-application", "variants",
+        "summary", "bandwidth", "roofline", "sizes", "latency", "cascade-architectural", "cascade-application",
+        "variants",
     }  # fmt: skip
     empty = [section.name for section in report.sections if section.empty]
     assert empty == []
@@ -82,15 +83,15 @@ def test_the_page_is_one_small_file_without_addresses(put):
 
 
 def test_a_page_of_many_platforms_is_cut_to_size(put):
-    results = [small() | {"worker": f"worker-{k}"} for k in range(60)]
+    results = [small() | {"worker": f"worker-{k}"} for k in range(40)]
     found = read_files([put("fleet.json", fleet(results=results))])
     report = make_report(found)
-    assert sum(len(table.rows) for table in report.tables) > 2000
+    assert sum(len(table.rows) for table in report.tables) > 1500
     text = page_text(report)
     assert len(text.encode()) < LARGEST_PAGE
     assert re.search(r"The first \d+ of \d+ rows", text)
     # The figure at the top has all of them.
-    assert all(f"pocl on worker-{k}" in text for k in range(60))
+    assert all(f"pocl on worker-{k}" in text for k in range(40))
 
 
 def test_each_number_has_its_source(put):
@@ -144,7 +145,8 @@ def test_a_wrong_device_is_said_first_and_not_plotted(put):
     first = report.sentences[0]
     assert report.wrong
     assert (
-        str(first) == "Wrong results: intel (3 results). Its speeds are left out, its portability is 0. pocl gave right results."
+        str(first)
+        == "Wrong results: intel (3 results). Its speeds are left out, its portability is 0. pocl gave right results."
     )
     assert text.index(first.head) < min(text.index(s.head) for s in report.sentences[1:])
     assert '<p class="sentence wrong" role="alert">' in text
@@ -164,14 +166,17 @@ def test_a_wrong_device_is_said_first_and_not_plotted(put):
     assert "performance portability 0.00 over 2 platforms" in str(report.sentences[2])
     row, *_ = tables["wrong"].rows
     assert len(tables["wrong"].rows) == 3
-    assert row.cells == ("intel", "0.json: prefill/f16/neox/out/forward: arrays: NMSE 0.5")
+    assert row.cells == ("intel", "prefill/f16/neox/out/forward: arrays: NMSE 0.5")
+    assert row.source == "0.json"
 
 
 def test_a_device_that_fails_its_verification_is_wrong(put):
     case = "ROPE(type=f32,case=1)"
     report, _ = page_of(put, small(), verification(failing=[("intel", case)], differing=["seed: c: pocl 1, intel 2"]))
     assert str(report.sentences[0]).startswith("Wrong results: intel (1 result)")
-    assert str(report.sentences[1]).startswith("Bits differ: 1 of 3 compared cases, first 1.json: seed: c: pocl 1, intel 2")
+    assert str(report.sentences[1]).startswith(
+        "Bits differ: 1 of 3 compared cases, first 1.json: seed: c: pocl 1, intel 2"
+    )
     assert {row.cells[1] for t in report.tables if t.name == "bandwidth" for row in t.rows} == {"pocl"}
 
 
