@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .charts import GREY, AxisRange, Chart, ChartSeries, Mark, Shape, range_of
+from .charts import GREY, Chart, ChartSeries, Mark, Shape, range_of
 
 WIDTH = 880.0
 #: Points of a character of the labels, about.
@@ -97,14 +97,10 @@ def drawn(chart: Chart) -> DrawnChart:
     return DrawnChart(
         chart, WIDTH, bottom + _BOTTOM, _round(left), right, _TOP, bottom,
         tuple(DrawnTick(_round(left + x.share(v) * (right - left)), text) for v, text in x.ticks),
-        tuple(DrawnTick(place(Mark(_low(x), v, ""))[1], text) for v, text in y.ticks),
-        tuple(map(_round, rows)), None if chart.limit is None else place(Mark(chart.limit, _low(y), ""))[0],
+        tuple(DrawnTick(place(Mark(x.low, v, ""))[1], text) for v, text in y.ticks),
+        tuple(map(_round, rows)), None if chart.limit is None else place(Mark(chart.limit, y.low, ""))[0],
         tuple(series), tuple(legend(chart.series)),
     )  # fmt: skip
-
-
-def _low(axis: AxisRange) -> float:
-    return axis.low
 
 
 def classes_of(series: ChartSeries) -> str:
