@@ -103,6 +103,13 @@ def matrix(session: nox.Session) -> None:
 
 
 @nox.session
+def browser(session: nox.Session) -> None:
+    """Run the tests of the report's page in the system's Chromium; that it is missing is a failure here."""
+    session.install("-e", ".[test,browser]")
+    session.run("pytest", "-q", "-s", "tests/portability/test_portability_browser.py", env={"CLROPE_TEST_BROWSER": "1"})
+
+
+@nox.session
 def load(session: nox.Session) -> None:
     """Call by 16 threads on each device, next to a tuner and to what deletes the cache; minutes. Options: --help."""
     session.install("-e", ".[test,intel]")

@@ -25,7 +25,8 @@ def p3_csv(found: Sequence[Measurement]) -> dict[str, str]:
             texts[m.problem] = io.StringIO()
             csv.writer(texts[m.problem], lineterminator="\n").writerow(COLUMNS)
         fom = "" if m.seconds is None else repr(m.seconds)
-        csv.writer(texts[m.problem], lineterminator="\n").writerow([*key, fom, f"{arch[key]:.6f}", f"{app[key]:.6f}"])
+        shares = ("" if share is None else f"{share:.6f}" for share in (arch.get(key), app.get(key)))
+        csv.writer(texts[m.problem], lineterminator="\n").writerow([*key, fom, *shares])
     return {problem: text.getvalue() for problem, text in texts.items()}
 
 

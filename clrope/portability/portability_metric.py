@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 from ..benchmark.results import WorkloadRecord, records
+from ..benchmark.samples import middle
+from .platforms import PlatformRecord, Platforms
+from .report_files import ReportInput
 
 Basis = Literal["architectural", "application"]
 #: The name of this package among applications.
@@ -21,9 +24,10 @@ OWN = "clrope"
 
 @dataclass(frozen=True)
 class Measurement:
-    """One application on one platform: seconds of a call, None if it was wrong or did not run (`problem` says why).
+    """One application on one platform: seconds of a call, None if it was wrong or did not run (`reason` says why).
 
-    ceiling: seconds that the platform's best copy takes for the same bytes. origin: workload and entry in the file.
+    ceiling: seconds that the platform's best copy takes for the same bytes, None if it is not known. origin: file,
+    workload and entry.
     """
 
     problem: str
@@ -36,57 +40,62 @@ class Measurement:
     origin: str = ""
 
 
-def platform_name(result: dict[str, Any], label: str, several: bool) -> str:
-    """Return a device's label; with several machines, its machine's processor, too."""
-    return f"{label} on {result['environment']['cpu']}" if several else label
+def measurements(found: ReportInput, platforms: Platforms) -> list[Measurement]:
+    """Return every application on every platform that has a bandwidth workload; of repeats the middle one.
 
-
-def measurements(results: Sequence[dict[str, Any]]) -> list[Measurement]:
-    """Return every application on every platform that has a bandwidth workload.
-
-    A peer runs on the processor itself: it counts on each CPU device of its machine, and is missing on others.
+    A peer runs on the processor itself: it counts on each CPU device of its machine, and is missing on others. Nothing
+    of the package is right on a platform with a wrong result.
     """
-    several = len({result["environment"]["cpu"] for result in results}) > 1
-    found: dict[tuple[str, str, str], list[Measurement]] = {}
-    for record in records(results):
-        if record.calls or record.workload["latency"]:
-            continue
-        for label, device in record.result["devices"].items():
-            platform = platform_name(record.result, label, several)
-            for made in _on_device(record, label, platform, str(device["kind"])):
-                found.setdefault((made.problem, made.platform, made.application), []).append(made)
-    return [_middle(some) for some in found.values()]
+    by_key: dict[tuple[str, str, str], list[Measurement]] = {}
+    for result, origin in zip(found.benches, found.origins, strict=True):
+        for record in records([result]):
+            if record.calls or record.workload["latency"]:
+                continue
+            for label in record.result["devices"]:
+                for made in _on_device(record, label, platforms.of(result, label), origin):
+                    by_key.setdefault((made.problem, made.platform, made.application), []).append(made)
+    return [_middle(some) for some in by_key.values()]
 
 
-def _on_device(record: WorkloadRecord, label: str, platform: str, kind: str) -> Iterable[Measurement]:
+def _on_device(record: WorkloadRecord, label: str, platform: PlatformRecord, file: str) -> Iterable[Measurement]:
     top = record.ceiling(label)
-    rate = top["bytes"] / record.time(top) if top else None
     moved = int(record.workload["bytes_moved"])
-    ceiling = moved / rate / 1e9 if rate else None
+    rate = moved / top["bytes"] * record.time(top) / 1e9 if top else None
     for entry in record.workload["entries"]:
         own = entry.get("device") == label and (entry["kind"] == "kernel" or entry["name"] == "arrays")
-        peer = entry["kind"] == "peer" and kind == "cpu"
+        peer = entry["kind"] == "peer" and platform.kind == "cpu"
         if not own and not peer:
             continue
         name = OWN if entry["kind"] == "clrope" else entry["name"]
-        origin = f"{record.name}: {entry['kind']} {entry['name']}"
+        seconds, ceiling, reason = None, rate, f"{entry['status']}: {entry.get('reason', '')}"
         if entry["status"] == "ok":
-            yield Measurement(record.name, platform, name, record.time(entry) / 1e9, ceiling, moved, "", origin)
-        elif entry["status"] != "refused" or own:
-            yield Measurement(
-                record.name, platform, name, None, ceiling, moved, f"{entry['status']}: {entry['reason']}", origin
-            )
+            seconds, reason = record.time(entry) / 1e9, ""
+            # Of turns in the same rounds, as every share of a ceiling.
+            share = record.speed(entry, top)
+            ceiling = share * seconds if share else ceiling
+        elif entry["status"] == "refused" and not own:
+            continue
+        if name == OWN and not platform.right:
+            seconds, reason = None, reason or f"wrong results on this platform: {': '.join(platform.wrong[0])}"
+        origin = f"{file} › {record.name} › {entry['kind']} {entry['name']}"
+        yield Measurement(record.name, platform.name, name, seconds, ceiling, moved, reason, origin)
 
 
 def _middle(some: Sequence[Measurement]) -> Measurement:
-    """Return the measurement with the median time; one that was wrong, if there is one."""
+    """Return the measurement with the median share of the ceiling; one that was wrong, if there is one."""
     wrong = [m for m in some if m.seconds is None]
-    return wrong[0] if wrong else sorted(some, key=lambda m: m.seconds or 0.0)[(len(some) - 1) // 2]
+    return wrong[0] if wrong else middle(some, lambda m: (m.ceiling or 1.0) / (m.seconds or 1.0))
+
+
+def _with(basis: Basis, found: Sequence[Measurement]) -> Sequence[Measurement]:
+    """Return the measurements that have an efficiency: a time without a ceiling has no architectural one."""
+    return [m for m in found if m.seconds is None or m.ceiling or basis == "application"]
 
 
 def efficiencies(found: Sequence[Measurement], basis: Basis) -> dict[tuple[str, str, str], float]:
     """Return the efficiency in [0, 1] of each (problem, platform, application); 0 for what was wrong."""
     best: dict[tuple[str, str], float] = {}
+    found = _with(basis, found)
     for m in found:
         if m.seconds is not None:
             key = m.problem, m.platform
@@ -109,25 +118,38 @@ def portability(shares: Sequence[float | None]) -> float:
 def portability_of(found: Sequence[Measurement], application: str, basis: Basis) -> dict[str, float]:
     """Return the performance portability of an application for each problem, over all platforms of the problem."""
     shares = efficiencies(found, basis)
-    problems = dict.fromkeys(m.problem for m in found)
-    platforms = {problem: dict.fromkeys(m.platform for m in found if m.problem == problem) for problem in problems}
     return {
-        problem: portability([shares.get((problem, platform, application)) for platform in platforms[problem]])
-        for problem in problems
+        problem: portability([shares.get((problem, platform, application)) for platform in of_problem])
+        for problem, of_problem in platforms_of(_with(basis, found)).items()
     }
+
+
+def platforms_of(found: Sequence[Measurement]) -> dict[str, list[str]]:
+    """Return the platforms of each problem, in the order in which they come."""
+    out: dict[str, dict[str, None]] = {}
+    for m in found:
+        out.setdefault(m.problem, {})[m.platform] = None
+    return {problem: list(platforms) for problem, platforms in out.items()}
+
+
+def in_common(found: Sequence[Measurement]) -> list[Measurement]:
+    """Return the measurements of the problems that every platform has; of all problems, if there is none."""
+    platforms = platforms_of(found)
+    every = {m.platform for m in found}
+    common = {problem for problem, some in platforms.items() if set(some) == every}
+    return [m for m in found if m.problem in common] if common else list(found)
 
 
 def cascade(found: Sequence[Measurement], application: str, basis: Basis) -> list[tuple[str, float, float]]:
     """Return (platform, efficiency, portability of this and all better platforms), the best platform first.
 
-    The efficiency of a platform is the median over its problems; 0 where a problem is wrong there.
+    The efficiency of a platform is the median over its problems; 0 where a problem is wrong or missing there.
     """
     shares = efficiencies(found, basis)
     by_platform: dict[str, list[float]] = {}
-    for m in found:
-        by_platform.setdefault(m.platform, [])
-        if m.application == application:
-            by_platform[m.platform].append(shares[m.problem, m.platform, application])
-    typical = {p: 0.0 if not some or min(some) == 0 else float(median(some)) for p, some in by_platform.items()}
+    for problem, of_problem in platforms_of(_with(basis, found)).items():
+        for platform in of_problem:
+            by_platform.setdefault(platform, []).append(shares.get((problem, platform, application), 0.0))
+    typical = {p: 0.0 if min(some) == 0 else float(median(some)) for p, some in by_platform.items()}
     ranked = sorted(typical, key=lambda p: -typical[p])
     return [(p, typical[p], portability([typical[q] for q in ranked[: n + 1]])) for n, p in enumerate(ranked)]

@@ -1,71 +1,209 @@
-"""Reading of what a report is made of: results of `clrope bench`, and reports of `clrope verify` and `clrope tune`."""
+"""Reading of what a report is made of: files of `clrope bench`, `verify` and `tune`, and of fleets."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import lzma
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..benchmark.results import DEVICE_SCHEMA, read_all
+import msgspec
+
+from ..benchmark.results import DEVICE_SCHEMA
 from ..benchmark.results import SCHEMA as BENCH_SCHEMA
 from ..errors import ConfigError
+from .file_shapes import BenchShape, FleetShape, TuneShape, VerifyShape
 
 VERIFY_SCHEMA = "clrope.verify/1"
-TUNE_SCHEMA = "clrope.tune/2"
-#: No file of the package is larger.
-_LARGEST_FILE = 256 << 20
+#: The second is the form before: `outcomes` for `results`.
+TUNE_SCHEMA, OLD_TUNE_SCHEMA = "clrope.tune/2", "clrope.tune/1"
+#: What `clrope tune` remembers: `tuning.json`.
+TUNING_SCHEMA = "clrope.tuning/5"
+FLEET_SCHEMA = "clrope.fleet/1"
+SCHEMAS = (BENCH_SCHEMA, DEVICE_SCHEMA, VERIFY_SCHEMA, TUNE_SCHEMA, OLD_TUNE_SCHEMA, TUNING_SCHEMA, FLEET_SCHEMA)
+#: No file of the package is larger, nor what is in a compressed one.
+LARGEST_FILE = 256 << 20
 
 
 @dataclass
 class ReportInput:
-    """The contents of some files. origins: a file for each of `benches`. unread: why other files are left out."""
+    """The contents of some files. A result of a fleet has a `worker`.
+
+    origins: and the other lists of origins: the file of each result.
+    unread:  why other files are left out, each message with the file's name in front.
+    """
 
     benches: list[dict[str, Any]] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
     verifications: list[dict[str, Any]] = field(default_factory=list)
+    verify_origins: list[str] = field(default_factory=list)
     tunings: list[dict[str, Any]] = field(default_factory=list)
+    tune_origins: list[str] = field(default_factory=list)
+    fleets: list[dict[str, Any]] = field(default_factory=list)
+    fleet_origins: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was read."""
+        return not (self.benches or self.verifications or self.tunings or self.fleets)
+
+    @property
+    def files(self) -> list[str]:
+        """The names of the files that were read."""
+        return list(dict.fromkeys([*self.origins, *self.verify_origins, *self.tune_origins, *self.fleet_origins]))
 
 
 def read_files(names: Sequence[str]) -> ReportInput:
     """Read files of any of these kinds; a file that is damaged, or of another kind, is named in `unread`."""
     found = ReportInput()
-    for name in names:
+    unique = list(dict.fromkeys(names))
+    alike = Counter(Path(name).name for name in unique)
+    for name in unique:
         try:
-            _read(Path(name), found)
+            _take(_loaded(Path(name)), Path(name), Path(name).name if alike[Path(name).name] == 1 else name, found)
         except ConfigError as error:
             found.unread.append(str(error))
     return found
 
 
-def _read(path: Path, found: ReportInput) -> None:
-    schema, data = _schema_of(path)
-    if schema in (BENCH_SCHEMA, DEVICE_SCHEMA):
-        results = read_all(path)
-        found.benches += results
-        found.origins += [path.name] * len(results)
-        return
-    needed = {VERIFY_SCHEMA: ("devices", "summary", "bits", "results"), TUNE_SCHEMA: ("devices",)}.get(str(schema))
-    if needed is None:
-        allowed = ", ".join((BENCH_SCHEMA, DEVICE_SCHEMA, VERIFY_SCHEMA, TUNE_SCHEMA))
-        raise ConfigError(f"{path}: got schema {schema!r}, allowed are {allowed}")
-    for name in needed:
-        if not isinstance(data.get(name), (list, dict)):
-            raise ConfigError(f"{path}: lacks {name}")
-    (found.verifications if schema == VERIFY_SCHEMA else found.tunings).append(data)
-
-
-def _schema_of(path: Path) -> tuple[Any, dict[str, Any]]:
-    try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise ConfigError(f"{path}: got {path.stat().st_size} bytes, a result has at most {_LARGEST_FILE}")
-        data = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: holds no JSON: {error}") from error
+def _take(data: Any, path: Path, origin: str, found: ReportInput) -> None:
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: got {type(data).__name__}, an object with a schema is needed")
-    return data.get("schema"), data
+    schema = data.get("schema")
+    if schema == BENCH_SCHEMA:
+        _take_benches([data], path, origin, found)
+    elif schema == DEVICE_SCHEMA:
+        if not isinstance(data.get("samples"), str):
+            raise ConfigError(f"{path}: lacks samples, the name of the compressed results")
+        samples = path.parent / data["samples"]
+        results = _loaded(samples)
+        if not isinstance(results, list):
+            raise ConfigError(f"{samples}: got {type(results).__name__}, a list of results is needed")
+        _take_benches(results, samples, origin, found)
+    elif schema == VERIFY_SCHEMA:
+        _check(data, VerifyShape, path)
+        found.verifications.append(data)
+        found.verify_origins.append(origin)
+    elif schema in (TUNE_SCHEMA, OLD_TUNE_SCHEMA, TUNING_SCHEMA):
+        tuning = _of_memory(data, path) if schema == TUNING_SCHEMA else data
+        tuning = _modern_tuning(tuning) if schema == OLD_TUNE_SCHEMA else tuning
+        _check(tuning, TuneShape, path)
+        found.tunings.append(tuning)
+        found.tune_origins.append(origin)
+    elif schema == FLEET_SCHEMA:
+        _take_fleet(data, path, origin, found)
+    else:
+        raise ConfigError(f"{path}: got schema {schema!r}, allowed are {', '.join(SCHEMAS)}")
+
+
+def _take_benches(results: Sequence[Any], path: Path, origin: str, found: ReportInput) -> None:
+    modern = [_modern_bench(result) for result in results]
+    for result in modern:
+        if not isinstance(result, dict) or result.get("schema") != BENCH_SCHEMA:
+            raise ConfigError(f"{path}: holds a result that is none of {BENCH_SCHEMA}")
+        _check(result, BenchShape, path)
+    # All of a file, or nothing.
+    found.benches += [{"processes": [], "peers": {}, **result} for result in modern]
+    found.origins += [origin] * len(modern)
+
+
+def _take_fleet(data: dict[str, Any], path: Path, origin: str, found: ReportInput) -> None:
+    _check(data, FleetShape, path)
+    inner = ReportInput()
+    for result in data["results"]:
+        if result.get("schema") not in (BENCH_SCHEMA, VERIFY_SCHEMA) or not isinstance(result.get("worker"), str):
+            raise ConfigError(f"{path}: holds a result that is none of {BENCH_SCHEMA} or {VERIFY_SCHEMA} with a worker")
+        _take(result, path, origin, inner)
+    for name in ("benches", "origins", "verifications", "verify_origins"):
+        getattr(found, name).extend(getattr(inner, name))
+    found.fleets.append(data)
+    found.fleet_origins.append(origin)
+
+
+def _check(data: dict[str, Any], shape: type[msgspec.Struct], path: Path) -> None:
+    try:
+        msgspec.convert(data, shape)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: is no such result: {error}") from error
+
+
+def _loaded(path: Path) -> Any:
+    try:
+        size = path.stat().st_size
+        data = path.read_bytes() if size <= LARGEST_FILE else b""
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
+    if size > LARGEST_FILE:
+        raise ConfigError(f"{path}: got {size} bytes, a result has at most {LARGEST_FILE}")
+    kind, unpack = ("compressed results", _unpacked) if path.suffix == ".xz" else ("JSON", bytes)
+    try:
+        return json.loads(unpack(data), parse_constant=_no_number)
+    except (lzma.LZMAError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: holds no {kind}: {error}") from error
+
+
+def _unpacked(data: bytes) -> bytes:
+    text = lzma.LZMADecompressor().decompress(data, LARGEST_FILE + 1)
+    if len(text) > LARGEST_FILE:
+        raise ValueError(f"unpacked it has more than {LARGEST_FILE} bytes")
+    return text
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"got {text}, numbers are finite")
+
+
+def _modern_bench(result: Any) -> Any:
+    """Return a result with the present name of a field: it was `spelling`, and is `variant`."""
+    workloads = result.get("workloads") if isinstance(result, dict) else None
+    if not isinstance(workloads, list):
+        return result
+    return result | {"workloads": [_renamed_in(w, "entries", {"spelling": "variant"}) for w in workloads]}
+
+
+def _modern_tuning(data: dict[str, Any]) -> dict[str, Any]:
+    def record(old: Any) -> Any:
+        names = {"outcomes": "results", "judged_by": "checked_against"}
+        return _renamed_in(_renamed(old, names), "results", {"spelling": "variant"})
+
+    devices = data.get("devices")
+    if not isinstance(devices, list):
+        return data
+    return data | {
+        "devices": [
+            d | {"records": list(map(record, d["records"]))}
+            if isinstance(d, dict) and isinstance(d.get("records"), list)
+            else d
+            for d in devices
+        ]
+    }
+
+
+def _of_memory(data: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return what `tuning.json` remembers in the form of `clrope tune --json`."""
+    entries = data.get("entries")
+    if not isinstance(entries, dict):
+        raise ConfigError(f"{path}: lacks entries")
+    devices: dict[str, list[Any]] = {}
+    for entry in entries.values():
+        record = entry.get("record") if isinstance(entry, dict) else None
+        if not isinstance(record, dict):
+            raise ConfigError(f"{path}: holds an entry without a record")
+        name = " | ".join(str(record[key]) for key in ("device", "cpu") if record.get(key))
+        devices.setdefault(name, []).append(record)
+    return {"schema": TUNE_SCHEMA, "devices": [{"device": d, "records": r} for d, r in devices.items()]}
+
+
+def _renamed(data: Any, names: Mapping[str, str]) -> Any:
+    return {names.get(key, key): value for key, value in data.items()} if isinstance(data, dict) else data
+
+
+def _renamed_in(data: Any, where: str, names: Mapping[str, str]) -> Any:
+    """Return an object whose list `where` has objects with other names of fields."""
+    if not isinstance(data, dict) or not isinstance(data.get(where), list):
+        return data
+    return data | {where: [_renamed(item, names) for item in data[where]]}

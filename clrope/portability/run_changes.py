@@ -9,11 +9,18 @@ from statistics import median
 from typing import Any
 
 from ..benchmark.results import WorkloadRecord, records
+from ..benchmark.samples import middle, paired
+from ..errors import ConfigError
+from .platforms import short_cpu
 
 #: A change smaller than this many standard errors is noise.
 SURE = 2.0
 #: The least that is called a change: two runs of one program differ by as much.
 LEAST = 0.02
+#: The standard error of a median over the mean absolute deviation from it, times the root of the number.
+_OF_DEVIATION = 1.2533 * 1.4826
+
+Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -43,58 +50,122 @@ class RunChange:
                 "error": self.error, "basis": self.basis, "verdict": self.verdict}  # fmt: skip
 
 
-def run_changes(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[RunChange]:
-    """Return the changes of this package and of kernel files, in workloads and devices that both results have.
+@dataclass(frozen=True)
+class RunComparison:
+    """Two results compared. lost: right in the old one, and wrong or failed in the new one, each with the reason.
+
+    absent: right in the old one, not measured in the new one.
+    """
+
+    changes: tuple[RunChange, ...]
+    lost: tuple[str, ...]
+    absent: tuple[str, ...]
+
+    def below(self, share: float) -> list[RunChange]:
+        """Return what has less than this share of its old speed, beyond the noise."""
+        return [c for c in self.changes if c.verdict == "slower" and c.speed < share]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {"changes": [c.to_dict() for c in self.changes], "lost": list(self.lost), "absent": list(self.absent)}
+
+
+@dataclass(frozen=True)
+class _Speed:
+    value: float
+    error: float
+    basis: str
+
+
+def compare_runs(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> RunComparison:
+    """Compare this package and kernel files, in workloads and devices that both results have.
 
     A machine may be slower on another day. So speeds are compared as shares of the ceiling of their own run where there
-    is one, where latency counts in raw launches, else by their times.
+    is one, where latency counts in raw launches, else by their times. Raises `ConfigError` if a result holds the same
+    workload of several machines.
     """
-    earlier = _entries(old)
-    out = []
-    for key, (record, entry) in _entries(new).items():
-        if key in earlier:
-            before = _figure(*earlier[key])
-            after = _figure(record, entry)
-            if before[2] == after[2]:
-                error = math.hypot(before[1], after[1])
-                out.append(RunChange(*key, after[0] / before[0], error, after[2]))
-    return out
+    earlier, now = _speeds(old, "OLD"), _speeds(new, "NEW")
+    reasons = _reasons(new)
+    changes, lost, absent = [], [], []
+    for key, before in earlier.items():
+        after = now.get(key)
+        if key in reasons:
+            lost.append(f"{' '.join(key)}: {reasons[key]}")
+        elif after is None or after.basis != before.basis:
+            absent.append(" ".join(key))
+        else:
+            error = math.hypot(before.error, after.error)
+            changes.append(RunChange(*key, after.value / before.value, error, after.basis))
+    return RunComparison(tuple(changes), tuple(lost), tuple(absent))
 
 
-def missing(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[str]:
-    """Return what was right in the old result and has no figure in the new one."""
-    now = _entries(new)
-    return [" ".join(key) for key in _entries(old) if key not in now]
-
-
-def _entries(results: Sequence[dict[str, Any]]) -> dict[tuple[str, str, str], tuple[WorkloadRecord, dict[str, Any]]]:
-    found = {}
+def _speeds(results: Sequence[dict[str, Any]], name: str) -> dict[Key, _Speed]:
+    """Return the speed of each entry; of repeats the middle one."""
+    found: dict[Key, list[_Speed]] = {}
+    machines: dict[Key, str] = {}
     for record in records(results):
         for entry in record.workload["entries"]:
             if entry["status"] == "ok" and entry["kind"] in ("clrope", "kernel"):
-                found[record.name, entry["device"], entry["name"]] = (record, entry)
-    return found
+                key = _key(record, entry)
+                machine = machines.setdefault(key, record.result["environment"]["cpu"])
+                if machine != record.result["environment"]["cpu"]:
+                    both = " and ".join(map(short_cpu, (machine, record.result["environment"]["cpu"])))
+                    raise ConfigError(f"{name}: holds {key[1]} of several machines, {both}; compare one machine")
+                found.setdefault(key, []).append(_speed(record, entry))
+    return {key: _of_repeats(some) for key, some in found.items()}
 
 
-def _figure(record: WorkloadRecord, entry: dict[str, Any]) -> tuple[float, float, str]:
-    """Return a speed, its relative standard error, and what it is a share of."""
+def _of_repeats(some: Sequence[_Speed]) -> _Speed:
+    """Return the middle one. Repeats have buffers of their own: they may differ by more than the noise of each."""
+    chosen = middle(some, lambda speed: speed.value)
+    if len(some) < 3:
+        return chosen
+    spread = median(abs(speed.value - chosen.value) for speed in some) / chosen.value
+    return _Speed(chosen.value, max(chosen.error, _OF_DEVIATION * spread / math.sqrt(len(some))), chosen.basis)
+
+
+def _reasons(results: Sequence[dict[str, Any]]) -> dict[Key, str]:
+    """Return why entries are wrong, or failed."""
+    return {
+        _key(record, entry): f"{entry['status']}: {entry.get('reason', '')}"
+        for record in records(results)
+        for entry in record.workload["entries"]
+        if entry["status"] != "ok" and entry["kind"] in ("clrope", "kernel")
+    }
+
+
+def _key(record: WorkloadRecord, entry: dict[str, Any]) -> Key:
+    worker = record.result.get("worker")
+    return record.name, f"{entry['device']} on {worker}" if worker else entry["device"], entry["name"]
+
+
+def _speed(record: WorkloadRecord, entry: dict[str, Any]) -> _Speed:
     device = entry["device"]
     launch = record.first("launch", "raw launch", device) if record.workload["latency"] else None
     against = launch or (None if record.calls or record.workload["latency"] else record.ceiling(device))
-    if against is None:
-        return 1e9 / record.time(entry), _error(record, entry), "time"
-    error = math.hypot(_error(record, entry), _error(record, against))
-    ratio = record.ratio(against, entry) if launch else record.speed(entry, against)
-    return float(ratio or 0.0) or 1e-9, error, "raw launches" if launch else "the ceiling"
+    ratio = record.ratio(against, entry)
+    if against is None or not ratio:
+        return _Speed(1e9 / record.time(entry), _error(_turns(record, entry), entry), "time")
+    if not launch:
+        ratio *= entry["bytes"] / against["bytes"]
+    # A slow moment of the machine is in both turns of a round, so the ratios of rounds are what varies.
+    in_rounds = paired(record.by_round(against), record.by_round(entry))
+    if len(in_rounds) >= 3:
+        error = _error(in_rounds, entry)
+    else:
+        error = math.hypot(_error(_turns(record, entry), entry), _error(_turns(record, against), against))
+    return _Speed(ratio, error, "raw launches" if launch else "the ceiling")
 
 
-def _error(record: WorkloadRecord, entry: dict[str, Any]) -> float:
-    """Return the relative standard error of an entry's median: from its turns, or else from its percentiles."""
-    turns = list(record.by_round(entry).values())
-    if len(turns) >= 3:
-        typical = median(turns)
-        spread = 1.4826 * median(abs(turn - typical) for turn in turns)  # of a normal distribution: its deviation
-        return float(1.2533 * spread / typical / math.sqrt(len(turns)))
+def _turns(record: WorkloadRecord, entry: dict[str, Any]) -> list[float]:
+    return list(record.by_round(entry).values())
+
+
+def _error(values: Sequence[float], entry: dict[str, Any]) -> float:
+    """Return the relative standard error of the median of values of turns; without turns from the percentiles."""
+    if len(values) >= 3:
+        typical = median(values)
+        return float(_OF_DEVIATION * median(abs(v - typical) for v in values) / typical / math.sqrt(len(values)))
     wall = entry["wall"]
-    deviation = (wall["p80"] - wall["p20"]) / 1.683
-    return float(1.2533 * deviation / wall["median"] / math.sqrt(wall["n"]))
+    # Of a normal distribution the percentiles 20 and 80 are 1.683 deviations apart.
+    return float(1.2533 * (wall["p80"] - wall["p20"]) / 1.683 / wall["median"] / math.sqrt(wall["n"]))

@@ -38,7 +38,7 @@ CALLED = {
     "verify": ("clrope.suite.conformance", "verify", []),
     "run": ("clrope.cli.run", "read_arrays", ["x.npy", "-o", "y.npy", "--mode", "neox"]),
     "bench": ("clrope.benchmark.measure", "run", []),
-    "report": ("clrope.benchmark.results", "read_all", ["x.json"]),
+    "report": ("clrope.portability.report_files", "read_files", ["x.json"]),
     "tune": ("clrope.tune.search", "tune", []),
     "lab": ("clrope.lab.lab_kernel", "load_file", ["rope.cl"]),
     "config": ("clrope.cli.show_config", "read_source", ["llama-3.1-8b"]),
@@ -167,7 +167,7 @@ SHOWN = (
     ["devices", "--details", "-q"],
     ["config", "llama-3.1-8b"],
     ["explain", "--mode", "neox", "--shape", "1,4,2,64"],
-    ["report", RESULTS, "-q"],
+    ["report", RESULTS, "-q", "-o", os.devnull],
     ["bench", "--list", "--workload", "all"],
     ["tune", "--parameters"],
 )
@@ -333,7 +333,9 @@ def wait_until_gone(processes: list[int]) -> None:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
-    "words", [["config", "llama-3.1-8b"], ["devices"], ["report", RESULTS], ["--help"]], ids=lambda words: words[0]
+    "words",
+    [["config", "llama-3.1-8b"], ["devices"], ["report", RESULTS, "-o", os.devnull], ["--help"]],
+    ids=lambda words: words[0],
 )
 def test_a_closed_pipe_ends_in_silence(words: list[Any]) -> None:
     reader, writer = os.pipe()

@@ -1,0 +1,196 @@
+"""Reading of files: every kind, older forms, damaged and foreign ones."""
+
+import copy
+import json
+import lzma
+import random
+import re
+from pathlib import Path
+
+import pytest
+from made_up_files import fleet, small, spoil, tuning, verification
+
+from clrope.portability.page import page_text
+from clrope.portability.portability_report import make_report, markdown_text
+from clrope.portability.report_files import LARGEST_FILE, read_files
+from clrope.portability.tried_variants import tried_keys
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_kind_is_read(put):
+    names = [put("b.json", small()), put("v.json", verification()), put("t.json", tuning()), put("f.json", fleet())]
+    found = read_files(names)
+    assert found.unread == []
+    assert len(found.benches) == 3
+    assert found.origins == ["b.json", "f.json", "f.json"]
+    assert [r.get("worker") for r in found.benches] == [None, "w1", "w2"]
+    assert (len(found.verifications), len(found.tunings), len(found.fleets)) == (1, 1, 1)
+    assert found.files == ["b.json", "f.json", "v.json", "t.json"]
+
+
+def test_the_kept_results_are_read():
+    names = sorted(map(str, (ROOT / "bench" / "results").glob("*.json")))
+    found = read_files([*names, *map(str, (ROOT / "bench" / "results").glob("tuning*.xz"))])
+    assert found.unread == []
+    assert len(found.benches) > len(names)
+    assert len(tried_keys(found)) > 100
+
+
+def test_files_of_one_name_are_told_apart(put, tmp_path):
+    (tmp_path / "other").mkdir()
+    names = [put("b.json", small()), put("other/b.json", small()), put("c.json", small())]
+    assert read_files([*names, names[0]]).origins == [names[0], names[1], "c.json"]
+
+
+def old_bench():
+    """A result of the form before: `spelling` for `variant`, no turns, no number of rounds of peers."""
+    result = copy.deepcopy(small())
+    for workload in result["workloads"]:
+        for entry in workload["entries"]:
+            if "variant" in entry:
+                entry["spelling"] = entry.pop("variant")
+    return result
+
+
+def old_tuning():
+    """A report of the form before: `outcomes`, `judged_by` and `trouble`."""
+    data = copy.deepcopy(tuning())
+    data["schema"] = "clrope.tune/1"
+    for device in data["devices"]:
+        device["trouble"] = device.pop("errors")
+        for record in device["records"]:
+            record["outcomes"], record["judged_by"] = record.pop("results"), record.pop("checked_against")
+            for outcome in record["outcomes"]:
+                outcome["spelling"] = outcome.pop("variant")
+    return data
+
+
+def test_the_schemas_before_are_read(put):
+    old, new = read_files([put("o.json", old_bench())]), read_files([put("n.json", small())])
+    assert old.unread == []
+    assert old.benches == new.benches
+    olds, news = read_files([put("ot.json", old_tuning())]), read_files([put("nt.json", tuning())])
+    assert olds.unread == []
+    assert [k.variants for k in tried_keys(olds)] == [k.variants for k in tried_keys(news)]
+
+
+def test_what_tuning_remembers_is_read(put):
+    record = tuning()["devices"][0]["records"][0] | {"device": "Portable Computing Language | A | 1", "cpu": "C"}
+    found = read_files([put("tuning.json", {"schema": "clrope.tuning/5", "entries": {"key": {"record": record}}})])
+    assert found.unread == []
+    (key,) = tried_keys(found)
+    assert key.name == "pocl · f32 neox out of place large"
+
+
+def broken(change):
+    """A result with a change."""
+    result = copy.deepcopy(small())
+    change(result)
+    return result
+
+
+FOREIGN = {
+    "text": ("hello", "holds no JSON"),
+    "empty": ("", "holds no JSON"),
+    "cut": (json.dumps(small())[:-100], "holds no JSON"),
+    "list": ([1, 2], "got list, an object with a schema is needed"),
+    "foreign": ({"schema": "other/1"}, "got schema 'other/1', allowed are clrope.bench/1"),
+    "no schema": ({"a": 1}, "got schema None"),
+    "no workloads": ({"schema": "clrope.bench/1"}, "is no such result: Object missing required field"),
+    "type": (broken(lambda r: r["workloads"][0].update(bytes_moved="9")), "workloads"),
+    "no time": (broken(lambda r: r["workloads"][0]["entries"][0].pop("wall")), "a timed entry lacks wall"),
+    "zero time": (broken(lambda r: r["workloads"][0]["entries"][0]["wall"].update(median=0)), "wall.median"),
+    "stranger": (broken(lambda r: r["devices"].pop("intel")), "is of intel, no device"),
+    "name": (broken(lambda r: r["workloads"][0].update(name="prefill")), "workloads"),
+    "infinite": (broken(lambda r: r.update(seconds=float("inf"))), "got Infinity, numbers are finite"),
+    "deep": ("[" * 200_000, "holds no JSON"),
+    "verify": (verification() | {"bits": None}, "is no such result: .*bits"),
+    "tune": (tuning() | {"devices": [{"device": "d"}]}, "is no such result: .*records"),
+    "memory": ({"schema": "clrope.tuning/5", "entries": {"k": 1}}, "holds an entry without a record"),
+    "fleet": (fleet(results=[small()]), "with a worker"),
+    "fleet in a fleet": (fleet(results=[fleet() | {"worker": "w"}]), "with a worker"),
+    "summary": ({"schema": "clrope.bench.device/1"}, "lacks samples"),
+    "summary of nothing": ({"schema": "clrope.bench.device/1", "samples": "none.json.xz"}, "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_damaged_or_foreign_file_is_refused_by_name(name, put):
+    data, message = FOREIGN[name]
+    bad, good = put("bad.json", data), put("good.json", small())
+    found = read_files([bad, good])
+    (line,) = found.unread
+    assert line.startswith((bad, str(Path(bad).parent)))
+    assert re.search(message, line), line
+    # Nothing of it is left, and the others are there.
+    assert found.files == ["good.json"]
+
+
+def test_a_file_that_is_too_large_is_not_unpacked(tmp_path):
+    path = tmp_path / "large.json.xz"
+    path.write_bytes(lzma.compress(b" " * (LARGEST_FILE + 1), preset=0))
+    (line,) = read_files([str(path)]).unread
+    assert line == f"{path}: holds no compressed results: unpacked it has more than {LARGEST_FILE} bytes"
+    path.write_bytes(b"no lzma")
+    (line,) = read_files([str(path)]).unread
+    assert "holds no compressed results" in line
+
+
+def places(data, path=()):
+    """Yield the path of every value inside of data."""
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in items:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+@pytest.mark.parametrize("kind", ["bench", "verify", "tune", "fleet"])
+def test_a_changed_field_is_refused_or_reported(kind, put, seed):
+    """Whatever stands in a field: never another exception than an error that names the file."""
+    whole = {"bench": small(), "verify": verification(), "tune": tuning(), "fleet": fleet(results=[])}[kind]
+    rng = random.Random(f"{seed} {kind}")
+    every = [p for p in places(whole) if p != ("schema",)]
+    refused = 0
+    for _ in range(40):
+        data = copy.deepcopy(whole)
+        *way, last = rng.choice(every)
+        inside = data
+        for key in way:
+            inside = inside[key]
+        value = rng.choice([None, -1, 0, 2**70, "", "x/y", [], {}, [[]], True, 1e300, "<script>", {"a": 1}])
+        if rng.random() < 0.3 and isinstance(inside, dict):
+            del inside[last]
+        else:
+            inside[last] = value
+        name = put("changed.json", data)
+        found = read_files([name])
+        assert all(line.startswith(name) for line in found.unread), (way, last, value)
+        refused += bool(found.unread)
+        if not found.empty:
+            try:
+                report = make_report(found)
+                page_text(report)
+                markdown_text(found, report)
+            except Exception as error:
+                raise AssertionError(f"{kind}: {[*way, last]} = {value!r}") from error
+    assert refused
+
+
+def test_text_of_a_file_is_text_on_the_page(put):
+    evil = "<script>alert(1)</script>"
+    result = spoil(small(), where=lambda w: "f16" in w["name"])
+    result["devices"]["pocl"]["key"] = evil
+    result["environment"]["cpu"] = evil
+    for workload in result["workloads"]:
+        for entry in workload["entries"]:
+            if entry["status"] != "ok":
+                entry["reason"] = f'{evil}" onload="x'
+            elif entry["kind"] == "ceiling":
+                entry["variant"] = f'"><img src=x>{evil}'
+    text = page_text(make_report(read_files([put("<b>.json", result)])))
+    assert "alert(1)" in text
+    assert evil not in text
+    assert "<img" not in text
+    assert "<b>.json" not in text
+    assert 'onload="x' not in text
