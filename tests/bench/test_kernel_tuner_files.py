@@ -156,3 +156,42 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RopeError, match="cannot be written"):
         write_t4([], {}, str(tmp_path / "file" / "folder"))
+
+
+def test_clrope_tune_writes_them(device, validate, tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from clrope.cli import tune
+    from clrope.cli.main import app
+    from clrope.select.records import TuningReport
+
+    (told,) = tune_report()["devices"]
+    report = TuningReport("key", [TuningRecord.from_dict(told["records"][0])])
+    monkeypatch.setattr(tune, "_tuned", lambda *_: report)
+    words = ["tune", "--device", device.index, "--t4", str(tmp_path / "t4"), "--json"]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["schema"] == "clrope.tune/2"
+    paths = sorted((tmp_path / "t4").iterdir())
+    assert len(paths) == 2
+    validate(paths)
+
+
+@pytest.mark.one_in(3)
+def test_clrope_tune_writes_them_for_a_kernel_file(device, validate, tmp_path):
+    from typer.testing import CliRunner
+
+    from clrope.cli.main import app
+    from clrope.lab.new_kernel import write_new
+
+    mine = write_new(str(tmp_path / "mine"), "simple")
+    mine.write_text(mine.read_text() + "\n// lab: tune UNUSED = 1, 2\n")
+    words = ["tune", "--kernel", str(mine), "--device", device.index, "--workload", "decode-64/f32/neox/out/forward"]
+    done = CliRunner().invoke(app, [*words, "--t4", str(tmp_path / "t4"), "--quiet"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    paths = sorted((tmp_path / "t4").iterdir())
+    assert len(paths) == 2
+    validate(paths)
+    (results,) = (json.loads(p.read_text())["results"] for p in paths if p.name != "metadata.json")
+    assert [r["configuration"] for r in results] in ([{"UNUSED": 1}, {"UNUSED": 2}], [{"UNUSED": 2}, {"UNUSED": 1}])
+    assert all(r["invalidity"] == "correct" and r["times"]["runtimes"] for r in results)
