@@ -202,7 +202,8 @@ def _tell_what_is_kept(run: BenchRun, json_file: str | None, in_steps: bool) -> 
     """Print what an interrupted run has measured, and how to go on."""
     result = run.result()
     if not run.records:
-        print("clrope: no workload was complete, nothing is kept", file=sys.stderr)
+        text = "no workload was complete, nothing is kept"
+        print(f"clrope: {text}", file=sys.stderr)
         return
     if json_file is not None and not in_steps:
         _keep(result, json_file, whole=False)
@@ -210,8 +211,9 @@ def _tell_what_is_kept(run: BenchRun, json_file: str | None, in_steps: bool) -> 
         print_tables([result])
         print()
         _print_closing(result, json_file)
-    left = f"clrope: not measured: {', '.join(run.missing)}"
-    print(left + (f"; clrope bench --resume {json_file} goes on" if in_steps else ""), file=sys.stderr)
+    text = f"not measured: {', '.join(run.missing)}"
+    more = f"; clrope bench --resume {json_file} goes on" if in_steps else ""
+    print(f"clrope: {text}{more}", file=sys.stderr)
 
 
 def _print_closing(result: dict[str, Any], json_file: str | None) -> None:

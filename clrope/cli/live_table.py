@@ -144,14 +144,14 @@ class LiveTable(Watcher):
         return f"timing {self._share:.0%}"
 
     def time_line(self) -> str:
-        """Return a line such as '2 of 5 workloads, 0:41 passed, about 1:05 left'."""
+        """Return a line such as '2 of 5 workloads, 0:41 passed, about 1:05 left; Ctrl-C keeps these'."""
         now = time.monotonic()
         passed = now - self._began
         timed = now - self._timing_began if self._share else 0.0
         prepared = now - self._current_began - timed
         left = self._left.seconds(self._current, prepared, timed, self._share, self._following)
-        rest = "the time left is not known yet" if left is None else f"about {_minutes(left)} left"
-        return f"{self._done} of {self._total} measured, {_minutes(passed)} passed, {rest}; Ctrl-C ends and keeps them"
+        rest = "time left not known yet" if left is None else f"about {_minutes(left)} left"
+        return f"{self._done} of {self._total} measured, {_minutes(passed)} passed, {rest}; Ctrl-C keeps these"
 
     def _row(self, record: dict[str, Any]) -> list[str]:
         read = WorkloadRecord(self._run.result(), record)
