@@ -121,13 +121,16 @@ class BenchmarkEntry:
         """Return the statistics of 'wall', 'cpu' or 'event'."""
         return stats(getattr(self, name), self._ends[name])
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the entry of a result file."""
+    def to_dict(self, samples: bool = False) -> dict[str, Any]:
+        """Return the entry of a result file. samples: with the time of every call."""
         out: dict[str, Any] = {"kind": self.kind, "name": self.name, "status": "ok", "bytes": self.bytes}
         out |= {name: value for name in ("device", "variant") if (value := getattr(self, name))}
         if self.nmse is not None:
             out["nmse"] = float(f"{self.nmse:.3g}")
         times = {name: found.to_dict() for name in self._ends if (found := self.stats(name)) is not None}
+        if samples:
+            for name, told in times.items():
+                told["samples"] = [int(taken) for taken in getattr(self, name)]
         return out | times | self.details
 
 
@@ -176,13 +179,13 @@ def rounds(
     seed: int = 0,
     *,
     warm_up: bool = True,
-    turned: Callable[[], None] = lambda: None,
+    turned: Callable[[float], None] = lambda share: None,
 ) -> None:
     """Time the entries interleaved, `count` rounds, each in a new order; entries of one `turn_group` share a turn.
 
     seed: of the orders. A fixed order would become part of the ratios (docs/performance.md). warm_up: whether turns
     begin with untimed calls; without them many more rounds fit, of entries that meet the cache of the entry before.
-    turned: called after each turn.
+    turned: called after each turn with the share of the turns that are done.
     """
     draw = random.Random(seed)
     # The first one too: an entry that is wrong is to be found at once.
@@ -196,11 +199,11 @@ def rounds(
     try:
         for number in range(count):
             draw.shuffle(order)
-            for group in order:
+            for place, group in enumerate(order, 1):
                 members = [c for c in group if c.takes_part(number, count)]
                 if members:
                     _turn(members, draw, warm_up, audited=number in audits)
-                    turned()
+                    turned((number + place / len(order)) / count)
     finally:
         if collecting:
             gc.enable()

@@ -49,6 +49,29 @@ def environment() -> dict[str, Any]:
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "hypervisor": "hypervisor" in flags,
         "platform": sys.platform,
+        "state": machine_state(),
+    }
+
+
+def machine_state(root: Path = Path("/")) -> dict[str, Any]:
+    """Return what changes speed without a change of hardware or software; null where the system does not tell.
+
+    governors: of the processors. boost: whether clocks may exceed the nominal one. smt: whether cores run several
+    threads. cpu_quota: CPUs that a control group allows, null for no limit. root: of the file system.
+    """
+    cpu = root / "sys/devices/system/cpu"
+    governors = {_line(path) for path in cpu.glob("cpu[0-9]*/cpufreq/scaling_governor")}
+    boost, no_turbo = _line(cpu / "cpufreq/boost"), _line(cpu / "intel_pstate/no_turbo")
+    smt = _line(cpu / "smt/active")
+    return {
+        "governors": sorted(g for g in governors if g) or None,
+        "boost": boost == "1" if boost is not None else no_turbo == "0" if no_turbo is not None else None,
+        "smt": None if smt is None else smt == "1",
+        "numa_nodes": len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
+        "cpu_quota": _quota(root / "sys/fs/cgroup"),
+        "numa_balancing": _line(root / "proc/sys/kernel/numa_balancing"),
+        "swappiness": _line(root / "proc/sys/vm/swappiness"),
+        "clock_source": _line(root / "sys/devices/system/clocksource/clocksource0/current_clocksource"),
     }
 
 
@@ -71,6 +94,22 @@ def _memory() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return None
+
+
+def _line(path: Path) -> str | None:
+    """Return the first line of a small file, None if there is none."""
+    try:
+        return path.read_text(encoding="ascii").strip().partition("\n")[0] or None
+    except (OSError, ValueError):
+        return None
+
+
+def _quota(group: Path) -> float | None:
+    """Return the CPUs that a control group of version 2 or 1 allows."""
+    limit, _, period = (_line(group / "cpu.max") or "").partition(" ")
+    if not period:
+        limit, period = (_line(group / f"cpu/cpu.cfs_{name}_us") or "" for name in ("quota", "period"))
+    return round(int(limit) / int(period), 2) if limit.isdigit() and period.isdigit() and int(period) else None
 
 
 def _bracketed(path: Path) -> str | None:

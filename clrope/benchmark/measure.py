@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from . import calls, processes
 from .audit import clocks_disagree, too_fast
 from .buffers import DeviceSets, HostSets, Inputs, block_bytes, make_inputs, sides, usable_cpus
 from .ceilings import Ceilings, host_copy
+from .clpeak import clpeak
 from .entry import BenchmarkEntry, Kind, Refused, WrongResultError, calibrate, failure, rounds
 from .environment import describe, environment, load
 from .peers import BenchmarkPeer, Prepared, peer_entry, peers, task_of
@@ -35,10 +37,12 @@ if TYPE_CHECKING:
 
 #: A ceiling that takes more times the best ceiling's time in the warm-up has only as many turns as peers.
 HOPELESS = 1.4
-#: The options in a result.
+#: The options in a result; `samples` only where it is true.
 TOLD = ("rounds", "peer_rounds", "repeats", "call_rounds", "calls", "latency_calls", "threads", "seed", "tiny")
 #: Called with the number of workloads done, the number of all, and the name of the next.
 Progress = Callable[[int, int, str], None]
+#: Called with what is done next, and the share of a workload's turns that are done.
+Doing = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,9 @@ class Options:
     peers:        names; none for all that are installed. threads: of the peers; 0: one for each usable processor.
     tiny:         short axes, for a trial without meaningful figures. processes: also measure first calls and memory.
     others:       kernels of users, and variants, by name, to be measured as the chosen variant is.
+    sources:      hashes of the users' kernels, by the same names.
+    samples:      keep the time of every call, not only the medians of turns.
+    clpeak:       measure each device by the program clpeak, too, if it is installed.
     """
 
     rounds: int = 9
@@ -67,6 +74,9 @@ class Options:
     tiny: bool = False
     processes: bool = False
     others: Mapping[str, Kernel | Variant] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    samples: bool = False
+    clpeak: bool = False
 
     def __post_init__(self) -> None:
         for name in TOLD[:6]:
@@ -106,6 +116,119 @@ def open_bench(device: DeviceInfo, label: str) -> Bench:
     return Bench(device, label, plain, profiled, Ceilings(device, profiled, label))
 
 
+class Watcher:
+    """What a run tells while it goes on. These methods do nothing; they are called only between turns."""
+
+    def begins(self, done: int, total: int, what: str) -> None:
+        """Hear the number of workloads done, the number of all, and the name of the next; '' at the end."""
+
+    def doing(self, what: str, share: float) -> None:
+        """Hear what is done next, and the share of the workload's turns that are done, from 0 to 1."""
+
+    def measured(self, record: dict[str, Any]) -> None:
+        """Hear the record of a workload that is complete."""
+
+
+@dataclass(frozen=True)
+class _ByProgress(Watcher):
+    """Tells a function what begins."""
+
+    progress: Progress
+
+    def begins(self, done: int, total: int, what: str) -> None:
+        self.progress(done, total, what)
+
+
+class BenchRun:
+    """A run whose result can be asked for at any time, so that an interrupted one keeps what it measured.
+
+    earlier: the unfinished result that this run continues; its records are kept (`resume.py` says whether they fit).
+    """
+
+    def __init__(
+        self,
+        workloads: Sequence[Workload],
+        devices: Sequence[DeviceInfo],
+        options: Options = Options(),
+        earlier: dict[str, Any] | None = None,
+    ) -> None:
+        self.options = replace(options, threads=options.threads or usable_cpus())
+        chosen = peers(options.peers) if options.with_peers else []
+        self.versions = {peer.name: peer.version() for peer in chosen}
+        self._present = [peer for peer in chosen if self.versions[peer.name] is not None]
+        self._benches = [open_bench(d, label) for d, label in zip(devices, labels(devices), strict=True)]
+        self._turns = [(workload, k) for workload in workloads for k in range(options.repeats)]
+        outside = [(measured, b) for b in self._benches for measured in (processes.first_call, processes.peak_memory)]
+        self._outside = outside if options.processes else []
+        self._started = datetime.now(timezone.utc)
+        self.environment = environment() | {"load_before": load()}
+        self.environment["kernels"] |= dict(options.sources)
+        self._earlier = earlier or {}
+        self.devices = {bench.label: self._described(bench) for bench in self._benches}
+        self.records: list[dict[str, Any]] = list(self._earlier.get("workloads", ()))
+        self.found: list[dict[str, Any]] = list(self._earlier.get("processes", ()))
+
+    def _described(self, bench: Bench) -> dict[str, Any]:
+        before = self._earlier.get("devices", {}).get(bench.label, {})
+        return describe(bench.device) | {name: before[name] for name in ("clpeak_gbs", "clpeak") if name in before}
+
+    @property
+    def _left(self) -> list[tuple[Workload, int]]:
+        done = Counter(record["name"] for record in self.records)
+        return [(workload, k) for workload, k in self._turns if k >= done[workload.name]]
+
+    @property
+    def _left_outside(self) -> list[tuple[Callable[..., dict[str, Any]], Bench]]:
+        done = {(p["kind"], p["device"]) for p in self.found}
+        return [(m, bench) for m, bench in self._outside if (m.__name__.replace("_", " "), bench.label) not in done]
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of the workloads that are not measured, each once; then of what is measured in new processes."""
+        outside = [f"{measured.__name__.replace('_', ' ')} {bench.label}" for measured, bench in self._left_outside]
+        return [*dict.fromkeys(workload.name for workload, _ in self._left), *outside]
+
+    def measure_all(self, watcher: Watcher) -> None:
+        """Measure what is missing."""
+        total = len(self._turns) + len(self._outside)
+        for bench in self._benches if self.options.clpeak else ():
+            if "clpeak" not in self.devices[bench.label]:
+                watcher.begins(len(self.records) + len(self.found), total, f"clpeak {bench.label}")
+                self.devices[bench.label] |= clpeak(bench.device)
+        for workload, k in self._left:
+            watcher.begins(len(self.records), total, workload.name)
+            # A seed for each: the order of entries differs between workloads and repeats.
+            given = replace(self.options, seed=(self.options.seed + k) ^ crc32(workload.name.encode()))
+            chosen = workload.tiny() if self.options.tiny else workload
+            record = measure(chosen, self._benches, self._present, given, watcher.doing)
+            self.records.append(record)
+            watcher.measured(record)
+            gc.collect()
+        for measured, bench in self._left_outside:
+            watcher.begins(len(self.records) + len(self.found), total, f"{measured.__name__} {bench.label}")
+            self.found.append(measured(bench.device.index, bench.label))
+        watcher.begins(total, total, "")
+
+    def result(self) -> dict[str, Any]:
+        """Return what is measured until now, in the form of `results.schema.json`, and what is missing."""
+        missing = self.missing
+        seconds = (datetime.now(timezone.utc) - self._started).total_seconds()
+        before = self._earlier.get("environment", {}).get("load_before", self.environment["load_before"])
+        return {
+            "schema": SCHEMA,
+            "started": self._earlier.get("started", self._started.isoformat(timespec="seconds")),
+            "seconds": round(self._earlier.get("seconds", 0) + seconds, 1),
+            "options": {name: getattr(self.options, name) for name in TOLD}
+            | {"peer_rounds": min(self.options.rounds, self.options.peer_rounds)}
+            | ({"samples": True} if self.options.samples else {}),
+            "environment": self.environment | {"load_before": before, "load_after": load()},
+            "devices": self.devices,
+            "peers": self.versions,
+            "workloads": list(self.records),
+            "processes": list(self.found),
+        } | ({"missing": missing} if missing else {})
+
+
 def run(
     workloads: Sequence[Workload],
     devices: Sequence[DeviceInfo],
@@ -113,40 +236,9 @@ def run(
     progress: Progress = lambda done, total, following: None,
 ) -> dict[str, Any]:
     """Measure and return the result, in the form of `results.schema.json`."""
-    options = replace(options, threads=options.threads or usable_cpus())
-    chosen = peers(options.peers) if options.with_peers else []
-    versions = {peer.name: peer.version() for peer in chosen}
-    present = [peer for peer in chosen if versions[peer.name] is not None]
-    benches = [open_bench(d, label) for d, label in zip(devices, labels(devices), strict=True)]
-    begun, started = load(), datetime.now(timezone.utc)
-    turns = [(workload, k) for workload in workloads for k in range(options.repeats)]
-    outside = [(measured, bench) for bench in benches for measured in (processes.first_call, processes.peak_memory)]
-    outside = outside if options.processes else []
-    total = len(turns) + len(outside)
-    records: list[dict[str, Any]] = []
-    for number, (workload, k) in enumerate(turns):
-        progress(number, total, workload.name)
-        # A seed for each: the order of entries differs between workloads and repeats.
-        given = replace(options, seed=(options.seed + k) ^ crc32(workload.name.encode()))
-        records.append(measure(workload.tiny() if options.tiny else workload, benches, present, given))
-        gc.collect()
-    found: list[dict[str, Any]] = []
-    for number, (measured, bench) in enumerate(outside, len(turns)):
-        progress(number, total, f"{measured.__name__} {bench.label}")
-        found.append(measured(bench.device.index, bench.label))
-    progress(total, total, "")
-    return {
-        "schema": SCHEMA,
-        "started": started.isoformat(timespec="seconds"),
-        "seconds": round((datetime.now(timezone.utc) - started).total_seconds(), 1),
-        "options": {name: getattr(options, name) for name in TOLD}
-        | {"peer_rounds": min(options.rounds, options.peer_rounds)},
-        "environment": environment() | {"load_before": begun, "load_after": load()},
-        "devices": {bench.label: describe(bench.device) for bench in benches},
-        "peers": versions,
-        "workloads": records,
-        "processes": found,
-    }
+    made = BenchRun(workloads, devices, options)
+    made.measure_all(_ByProgress(progress))
+    return made.result()
 
 
 def measure(
@@ -154,11 +246,12 @@ def measure(
     benches: Sequence[Bench],
     present: Sequence[BenchmarkPeer],
     options: Options,
-    doing: Callable[[str], None] = lambda what: None,
+    doing: Doing = lambda what, share: None,
 ) -> dict[str, Any]:
     """Return the record of one workload: its entries, the number of buffer sets, the load.
 
-    doing: called with what is done next, some times a second; a kernel that never ends is known by it.
+    doing: called some times a second with what is done next, and the share of the turns that are done; a kernel that
+    never ends is known by it.
     """
     record: dict[str, Any] = {"name": workload.name} | workload.to_dict() | {"load": load()}
     begun = time.perf_counter()
@@ -171,14 +264,14 @@ def measure(
         # Where a call takes no longer than waking threads, a slow ceiling may be the best one the next time.
         if entry.kind in ("peer", "host") or (not workload.latency and hopeless(entry, made.timed)):
             entry.most_turns = options.peer_rounds
-    doing(f"timing {workload.name}")
+    doing(f"timing {workload.name}", 0.0)
     count = record.get("rounds", options.rounds)
-    rounds(made.timed, count, options.seed, turned=lambda: doing(f"timing {workload.name}"))
+    rounds(made.timed, count, options.seed, turned=lambda share: doing(f"timing {workload.name}", share))
     made.leave_out_impossible()
     for prepared in made.prepared:
         if prepared.close is not None:
             prepared.close()
-    record["entries"] = [entry.to_dict() for entry in made.timed] + made.failures
+    record["entries"] = [entry.to_dict(options.samples) for entry in made.timed] + made.failures
     record["seconds"] = round(time.perf_counter() - begun, 1)
     return record
 
@@ -201,7 +294,7 @@ class _Entries:
     benches: Sequence[Bench]
     present: Sequence[BenchmarkPeer]
     options: Options
-    doing: Callable[[str], None]
+    doing: Doing
     timed: list[BenchmarkEntry] = field(default_factory=list)
     failures: list[dict[str, Any]] = field(default_factory=list)
     prepared: list[Prepared] = field(default_factory=list)
@@ -311,7 +404,7 @@ class _Entries:
         seed = self.options.seed
         self._take([on_device(sets, bench.profiled, validate, label, seed=seed)], sets)
         for number, (name, other) in enumerate(self.options.others.items(), 1):
-            self.doing(f"checking {name} on {workload.name}")
+            self.doing(f"checking {name} on {workload.name}", 0.0)
             with self._attempt("kernel", name, label):
                 self._take([on_device(sets, bench.profiled, validate, label, other, name, seed + number)], sets)
         if workload.latency:

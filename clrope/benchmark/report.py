@@ -71,6 +71,11 @@ def tables(results: Sequence[dict[str, Any]]) -> list[Table]:
             tuple(_host_row(r, device) for r in hosts for device in r.devices),
         ),
         Table(
+            "Independent ceilings",
+            ("device", "#clpeak reads, GB/s", "clpeak", "#best copy here, GB/s"),
+            tuple(_independent_row(result, label) for result in results for label in _asked(result)),
+        ),
+        Table(
             "Processes",
             ("measured from outside", "device", "#value", "detail"),
             tuple(_process_row(p) for result in results for p in result["processes"]),
@@ -119,6 +124,8 @@ def heading(results: Sequence[dict[str, Any]]) -> str:
         line += "; ".join(f"{k} = {d['name']}, {d['driver_version']}" for k, d in result["devices"].items())
         if result["options"]["tiny"]:
             line += "; TINY: no figure means anything"
+        if result.get("missing"):
+            line += f"; INTERRUPTED, {len(result['missing'])} missing: {', '.join(result['missing'])}"
         if line not in lines:
             lines.append(line)
     return "\n".join(lines)
@@ -165,6 +172,23 @@ def _host_row(record: WorkloadRecord, device: str) -> tuple[str, ...]:
         *(number(t / base if t and base else None) for t in (record.own(device, name) for name in ways)),
         number(record.time(copy) / 1e6 if copy else None),
     )  # fmt: skip
+
+
+def _asked(result: dict[str, Any]) -> list[str]:
+    """Return the devices on which clpeak ran."""
+    return [label for label, device in result["devices"].items() if device.get("clpeak_gbs") is not None]
+
+
+def _independent_row(result: dict[str, Any], label: str) -> tuple[str, ...]:
+    """Return what clpeak read a second, and what the best copy of data in memory read and wrote."""
+    device = result["devices"][label]
+    tops = [
+        (record, top)
+        for record in records([result])
+        if not (record.calls or record.workload["cached"]) and (top := record.ceiling(label)) is not None
+    ]
+    best = max((top["bytes"] / record.time(top) for record, top in tops), default=None)
+    return label, number(device["clpeak_gbs"]), str(device["clpeak"]), number(best)
 
 
 def _process_row(entry: dict[str, Any]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,9 +48,7 @@ def text_of(result: dict[str, Any]) -> str:
     body = json.dumps(
         result | {"workloads": records, "processes": [mark(p) for p in result["processes"]]}, indent=1, allow_nan=False
     )
-    for number, value in enumerate(marks):
-        body = body.replace(f'"@{number}@"', value, 1)
-    return body + "\n"
+    return re.sub(r'"@(\d+)@"', lambda found: marks[int(found[1])], body) + "\n"
 
 
 def read_all(where: str | Path) -> list[dict[str, Any]]:
@@ -222,6 +221,11 @@ class WorkloadRecord:
     def against(self, peer: str, device: str, statistic: str = "median") -> float | None:
         """Return how many times faster than a peer this package is."""
         return self.ratio(self.first("peer", peer), self.arrays(device), statistic)
+
+    def best_peer(self, device: str) -> tuple[str, float] | None:
+        """Return the fastest peer, and how many times faster than it this package is; None without peers."""
+        found = {str(e["name"]): self.against(str(e["name"]), device) for e in self.entries("peer")}
+        return min(((name, ratio) for name, ratio in found.items() if ratio), key=lambda pair: pair[1], default=None)
 
     def quickest(self, name: str, device: str) -> dict[str, Any] | None:
         """Return the entry of that name, on the device or of a peer, that takes least time."""

@@ -187,7 +187,7 @@ WORKLOADS: tuple[Workload, ...] = tuple(_all())
 #: Names for several patterns.
 GROUPS: dict[str, tuple[str, ...]] = {
     "all": ("*",),
-    "quick": ("prefill/f*/n*/out/forward", "decode-1/f32/neox/out/forward"),
+    "quick": ("prefill/f*/neox/out/forward", "decode-1/f32/neox/out/forward"),
     "calls": ("calls/*/neox/*", "calls-new/*"),
     "standard": ("prefill/*/forward", "gqa/*/forward", "partial-*/forward", "decode-*/out/forward", "size-*"),
 }

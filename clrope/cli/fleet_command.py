@@ -60,7 +60,7 @@ def _refuse(unusable: Mapping[str, object]) -> None:
         if value:
             raise ConfigError(
                 f"{name}: given together with --scheduler; workers use the device of their CLROPE_DEVICE, or all "
-                "healthy ones, and this package's kernels"
+                "healthy ones, and this package's kernels; of files there is --json alone"
             )
 
 

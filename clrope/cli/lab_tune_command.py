@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def tune_kernel(
     path: str, contract: str | None, devices: Sequence[str], workloads: Sequence[str], budget: float,
-    seed: int, as_json: bool, quiet: bool,
+    seed: int, as_json: bool, quiet: bool, t4: str | None = None,
 ) -> None:  # fmt: skip
     """Tune and print; exit code 1 if no combination is right on a device, 2 if a device cannot be used."""
     from ..lab.lab_bench import USUAL_WORKLOADS
@@ -38,8 +38,15 @@ def tune_kernel(
         reports = tune_file(
             file, contract, devices, workloads=workloads or USUAL_WORKLOADS, budget=budget, seed=seed, doing=doing
         )
+    told = {"schema": SCHEMA, "kernel": path, "seed": seed, "devices": [r.to_dict() for r in reports]}
+    if t4 is not None:
+        from ..benchmark.artifact import installed_packages
+        from ..benchmark.kernel_tuner_files import metadata_here, of_lab_tuning, write_t4
+
+        used = [r.target.device for r in reports if r.target.device is not None]
+        write_t4(of_lab_tuning(told), metadata_here(used, installed_packages()), t4)
     if as_json:
-        print_json({"schema": SCHEMA, "kernel": path, "seed": seed, "devices": [r.to_dict() for r in reports]})
+        print_json(told)
     else:
         for report in reports:
             _print(report, path)

@@ -133,6 +133,11 @@ def progress_bar(quiet: bool, drawn_by_thread: bool = False) -> Progress:
     )  # fmt: skip
 
 
+def stderr_console() -> Console:
+    """Return a console that writes to stderr."""
+    return _console(sys.stderr)
+
+
 def bytes_text(count: int) -> str:
     """Return a number of bytes in the unit that suits it."""
     size = float(count)

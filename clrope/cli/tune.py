@@ -42,6 +42,7 @@ def tune_devices(
         list[str] | None, value("NAME", "Workload of --kernel, as `clrope bench --list` shows them (repeatable).")
     ] = None,
     seed: Seed = None,
+    t4: Annotated[str | None, value("DIR", "Write all that was tried as Kernel Tuner's T4 files.")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -58,7 +59,7 @@ def tune_devices(
         from .lab_tune_command import tune_kernel
 
         drawn = time.time_ns() % (1 << 32) if seed is None else seed
-        tune_kernel(kernel, contract, names or [], workload or [], budget, drawn, as_json, quiet)
+        tune_kernel(kernel, contract, names or [], workload or [], budget, drawn, as_json, quiet, t4)
         return
     if write_defaults and not files:
         raise ConfigError("FILE: none given, --write-defaults needs the tuning.json of one machine or more")
@@ -76,6 +77,12 @@ def tune_devices(
     wanted = checked_types(types)
     targets, errors = _targets(names or [])
     tunings = [_remembered(t, wanted) if show else _tuned(t, budget, wanted, quiet) for t in targets]
+    if t4 is not None:
+        from ..benchmark.artifact import installed_packages
+        from ..benchmark.kernel_tuner_files import metadata_here, of_tuning, write_t4
+
+        problems = of_tuning(_report(targets, tunings, errors), [str(target) for target in targets])
+        write_t4(problems, metadata_here(targets, installed_packages()), t4)
     if as_json:
         print_json(_report(targets, tunings, errors))
         for line in errors:

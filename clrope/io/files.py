@@ -100,12 +100,12 @@ def write_arrays(
         if len(ready) != 1:
             raise ShapeError(f"{path}: a .npy file holds one array, got {len(ready)}; use .npz or .safetensors")
         (single,) = ready.values()
-        _replace(path, lambda file: _write_npy(file, single))
+        replace_file(path, lambda file: _write_npy(file, single))
     elif kind == "npz":
-        _replace(path, lambda file: _write_npz(file, ready))
+        replace_file(path, lambda file: _write_npz(file, ready))
     else:
         _check_metadata(path, ready, metadata or {})
-        _replace(path, lambda file: _write_safetensors(file, ready, metadata or {}))
+        replace_file(path, lambda file: _write_safetensors(file, ready, metadata or {}))
 
 
 def _storable(path: Path, name: str, array: Array, kind: Format) -> Array:
@@ -240,7 +240,7 @@ def _write_safetensors(file: IO[bytes], arrays: Mapping[str, Array], metadata: M
     file.write(save(dense, metadata=dict(metadata) or None))
 
 
-def _replace(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+def replace_file(path: Path, write: Callable[[IO[bytes]], None]) -> None:
     """Write to a temporary file and rename; whatever happens, no part of a file stays behind.
 
     A symbolic link is followed, and a file that is there gives the new one its mode. What a process left that was

@@ -85,7 +85,7 @@ def _work(data: dict[str, Any], write: Write) -> dict[str, Any]:
     for workload in select(job.workloads):
         write(stage=f"preparing {workload.name}")
         given = replace(workload.tiny() if job.tiny else workload, host=False)
-        record = measure(given, [bench], [], options, doing=lambda what: write(stage=what))
+        record = measure(given, [bench], [], options, doing=lambda what, share: write(stage=what))
         write(workload=workload.name, record=record)
     return {}
 

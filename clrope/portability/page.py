@@ -34,6 +34,15 @@ def write_page(found: ReportInput, where: str | Path) -> Path:
     return path
 
 
+def is_page(path: Path) -> bool:
+    """Whether a file is a page of this package, and may be written again."""
+    try:
+        with path.open("rb") as file:
+            return b'<meta name="generator" content="clrope' in file.read(4096)
+    except OSError:
+        return False
+
+
 def page_text(report: PortabilityReport) -> str:
     """Return the page of a report as text."""
     try:

@@ -129,3 +129,16 @@ def test_kept_results_are_what_the_schema_says(path):
     validator = jsonschema.Draft202012Validator(results.schema())
     for result in results.read_all(path):
         validator.validate(result)
+
+
+def test_the_file_of_an_interrupted_run_is_read_as_any_other(tmp_path):
+    chosen = select(["prefill/f32/neox/out/forward"])
+    whole, part = made_up(workloads=chosen), made_up(workloads=chosen, missing=["prefill/f16/neox/out/forward"])
+    results.write(part, tmp_path / "r.json")
+    (read,) = results.read_all(tmp_path / "r.json")
+    assert read == json.loads(json.dumps(part))
+    assert acceptance.check([read]) == acceptance.check([whole])
+    paths = store.keep(tmp_path, part)
+    assert [results.read_all(path)[0]["workloads"] for path in paths] == [
+        json.loads(json.dumps(store.of_device(whole, label)["workloads"])) for label in whole["devices"]
+    ]
