@@ -31,10 +31,11 @@ def summary_chart(work: Sequence[PlatformWorkload], wrong: Sequence[str] = ()) -
     if not shares:
         return None
     crowded = sum(map(len, shares.values())) > MOST_MARKS
+    few = max(2, min(11, MOST_MARKS // len(shares)))
     series: list[ChartSeries] = []
     for place, (name, some) in enumerate(shares.items()):
         ranked = sorted(some, key=lambda pair: pair[0])
-        shown = [ranked[round(k / 10 * (len(ranked) - 1))] for k in range(11)] if crowded else ranked
+        shown = [ranked[round(k / (few - 1) * (len(ranked) - 1))] for k in range(few)] if crowded else ranked
         specks = tuple(
             Mark(s, place, f"{name}: {w.record.name}: {s:.2f} of the ceiling", w.origin.of(w.own, w.ceiling))
             for s, w in shown
@@ -47,7 +48,9 @@ def summary_chart(work: Sequence[PlatformWorkload], wrong: Sequence[str] = ()) -
         ]
     high = max(1.05, max(s for some in shares.values() for s, _ in some) + 0.02)
     caption = "Bytes a second as a share of the fastest copy of the same device in the same run. 1 is the ceiling."
-    caption += " Of each platform the deciles are shown." if crowded else ""
+    caption += (
+        f" Of each platform {few} workloads are shown, evenly from the lowest share to the highest." if crowded else ""
+    )
     x = ChartAxis("share of the device's own ceiling", low=0.0, high=high)
     y = ChartAxis("", "names", (*shares, *(f"{name}: wrong results" for name in wrong)))
     return Chart("summary", "Share of the ceiling", caption, x, y, tuple(series), limit=1.0, row=34)
