@@ -19,6 +19,7 @@ import numpy as np
 from .device import DeviceInfo, device
 from .device.discovery import FORKED, check_fork
 from .errors import DeviceError, ShapeError
+from .kernels.binaries import includes_files
 from .kernels.build import build
 from .kernels.launch import LaunchSpec
 
@@ -260,7 +261,7 @@ class Runtime:
         key = (spec.file, spec.options, spec.source)
         with self.lock:
             found = self._programs.get(key)
-            if found is None:
+            if found is None or (spec.source is not None and includes_files(spec.source)):
                 found = build(self.context, self.cl_device, spec.text, spec.options, keep=True)
                 keep(self._programs, key, found, PROGRAMS_KEPT)
             return found

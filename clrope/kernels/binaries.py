@@ -34,12 +34,17 @@ def kept_by_driver(device: pyopencl.Device) -> bool:
     return bool(device.platform.name.startswith("Portable Computing"))
 
 
+def includes_files(source: str) -> bool:
+    """Whether a text includes files, which may change while the text does not."""
+    return bool(_INCLUDE.search(source))
+
+
 def is_kept(device: pyopencl.Device, source: str) -> bool:
     """Whether a file can stand for a program.
 
     It cannot if the source includes files, which may change, or for Oclgrind, which compiles as its variables say.
     """
-    return not (kept_by_driver(device) or "Oclgrind" in device.platform.name or _INCLUDE.search(source))
+    return not (kept_by_driver(device) or "Oclgrind" in device.platform.name or includes_files(source))
 
 
 def binary_path(device: pyopencl.Device, source: str, options: Sequence[str]) -> Path:

@@ -48,6 +48,7 @@ _ANYTHING = ("void",)
 #: Storage types that OpenCL C computes with.
 _ARITHMETIC = ("f32", "f16", "f64")
 _GGML_KINDS = {"normal": "norm", "neox": "neox", "mrope": "multi", "imrope": "multi", "vision": "vision"}
+_INCLUDE = re.compile(r'^\s*#\s*include\s*"', re.MULTILINE)
 _LARGEST_FILE = 4 << 20
 
 
@@ -137,6 +138,9 @@ class LabFile:
             for name, text in made.items()
             if name in self._words and name not in given and not re.search(rf"#\s*define\s+{name}\b", self.source)
         ]
+        folder = str(self.path.parent.absolute())
+        if _INCLUDE.search(self.source) and " " not in folder:  # drivers split options there, quoted or not
+            options.append(f"-I{folder}")
         return tuple(options)
 
     @cached_property

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ..errors import ConfigError
 
@@ -70,7 +71,8 @@ def numbers_of_macros(source: str, options: Iterable[str]) -> dict[str, int]:
     return {name: int(words) for name, words in macros(source, options).items() if words.isdecimal()}
 
 
-def signatures(source: str, options: Iterable[str] = ()) -> list[KernelSignature]:
+@lru_cache(maxsize=64)
+def signatures(source: str, options: tuple[str, ...] = ()) -> tuple[KernelSignature, ...]:
     """Return the kernels of a text in order.
 
     Raises `ConfigError` for a kernel that is defined twice with other arguments, and for arguments that cannot be read.
@@ -90,7 +92,7 @@ def signatures(source: str, options: Iterable[str] = ()) -> list[KernelSignature
                 "leave one, or choose by a macro of a kernel's own name"
             )
         found[made.name] = made
-    return list(found.values())
+    return tuple(found.values())
 
 
 def _argument(text: str, known: Mapping[str, str], kernel: str, line: int) -> KernelArgument:

@@ -59,6 +59,17 @@ def test_tables_by_position(device: DeviceInfo, tmp_path: Path) -> None:
     rotates(write(tmp_path, "// lab: requires neox\n" + source), device, "cos-sin-tables")
 
 
+def test_a_file_that_is_included(device: DeviceInfo, tmp_path: Path) -> None:
+    """It is looked for beside the kernel's file, and what it says now counts."""
+    source = '// lab: requires neox\n#include "minus.h"\n' + changed(FOREIGN, [("p * c - q * s", "p * c MINUS q * s")])
+    path = write(tmp_path, source)
+    write(tmp_path, "#define MINUS +\n", "minus.h")
+    with pytest.raises(AssertionError):
+        rotates(path, device, "cos-sin-tables")
+    write(tmp_path, "#define MINUS -\n", "minus.h")
+    rotates(path, device, "cos-sin-tables")
+
+
 @pytest.mark.parametrize("pointer", ["float4", "float8"])
 def test_pointers_to_vectors(device: DeviceInfo, tmp_path: Path, pointer: str) -> None:
     arguments = f"__global {pointer} *out, __global const {pointer} *in"
@@ -69,7 +80,9 @@ def test_pointers_to_vectors(device: DeviceInfo, tmp_path: Path, pointer: str) -
 
 
 @pytest.mark.parametrize("mode", ["normal", "neox"])
-@pytest.mark.parametrize("more", [{}, {"n_dims": 16, "n_offs": 8, "freq_factors": tuple(range(1, 9))}], ids=["", "more"])
+@pytest.mark.parametrize(
+    "more", [{}, {"n_dims": 16, "n_offs": 8, "freq_factors": tuple(range(1, 9))}], ids=["", "more"]
+)
 def test_arguments_of_llama_cpp(device: DeviceInfo, tmp_path: Path, mode: str, more: dict[str, Any]) -> None:
     config = RopeConfig(mode=mode, freq_scale=0.5, attn_factor=1.25, **more)  # type: ignore[arg-type]
     kernel = load(write(tmp_path, GGML), "ggml-opencl")
@@ -99,7 +112,7 @@ def test_signatures_are_read_without_a_compiler() -> None:
     assert str(one) == "one(global float *x, constant int *n, local float *kept, uint k, int4 v)"
     assert one.line == 5
     assert two.arguments == ()
-    assert signatures("kernel void k(T a) {}", ["-DT=half"])[0].arguments[0].type == "half"
+    assert signatures("kernel void k(T a) {}", ("-DT=half",))[0].arguments[0].type == "half"
 
 
 @pytest.mark.parametrize(
