@@ -29,8 +29,9 @@ def list_devices(
         print_json({"schema": "clrope.devices/1", "devices": [d.to_dict() for d in found]})
     elif details:
         for number, d in enumerate(found):
-            print(f"{chr(10) * bool(number)}{d}")
-            print_fields(_details(d).items())
+            if number:
+                print()
+            print_fields({"device": d, **_details(d)}.items())
     elif found:
         columns = ["index", "platform", "device", "kind", "#copy GB/s", "health"]
         print_table("", columns, [[d.index, d.platform, d.name, d.kind, _copy(d), _health(d)] for d in found])
