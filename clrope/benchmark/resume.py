@@ -104,7 +104,7 @@ class Unfinished:
 
     def _refused(self, why: str) -> ConfigError:
         return ConfigError(
-            f"--resume: {self.where} was measured in another way ({why}); leave --resume out to begin anew"
+            f"--resume: {self.where} was measured in another way ({why}); leave --resume out to begin again"
         )
 
 

@@ -60,7 +60,7 @@ def form(value):
 
 
 def entries_by_name(result):
-    """The order of entries is drawn anew, and which ceilings are the best may differ."""
+    """The order of entries is new, and which ceilings are the best may differ."""
     records = []
     for w in result["workloads"]:
         kept = sorted((e["kind"], e["name"], str(form(e))) for e in w["entries"] if e["kind"] != "ceiling")

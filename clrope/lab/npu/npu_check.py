@@ -136,11 +136,11 @@ def check(
         if result.outcome != "ok":
             report.problem = result.reason
             continue
-        judge(report, msgspec.convert(result.answer, NpuRecord))
+        fill(report, msgspec.convert(result.answer, NpuRecord))
     return reports
 
 
-def judge(report: NpuReport, record: NpuRecord) -> None:
+def fill(report: NpuReport, record: NpuRecord) -> None:
     """Fill a report from what was recorded."""
     if record.problem or record.lost:
         report.problem = record.problem or f"{record.lost} copies more than can be recorded; give a smaller call"
