@@ -37,7 +37,7 @@ CALLED = {
     "devices": ("clrope.cli.devices", "devices", []),
     "verify": ("clrope.suite.conformance", "verify", []),
     "run": ("clrope.cli.run", "read_arrays", ["x.npy", "-o", "y.npy", "--mode", "neox"]),
-    "bench": ("clrope.benchmark.measure", "run", []),
+    "bench": ("clrope.benchmark.measure", "BenchRun", []),
     "report": ("clrope.benchmark.results", "read_all", ["x.json"]),
     "tune": ("clrope.tune.search", "tune", []),
     "lab": ("clrope.lab.lab_kernel", "load_file", ["rope.cl"]),
