@@ -103,15 +103,6 @@ def citation(session: nox.Session) -> None:
 
 
 @nox.session
-def formats(session: nox.Session) -> None:
-    """Check files for Kernel Tuner and for the p3-analysis library by these; the library comes from its repository."""
-    session.install("-e", ".[test,formats]")
-    library = "git+https://github.com/P3HPC/p3-analysis-library"
-    session.install("--no-deps", "--ignore-requires-python", library)
-    session.run("pytest", "-q", "tests/bench/test_kernel_tuner_files.py", "tests/portability/test_p3_analysis.py")
-
-
-@nox.session
 def matrix(session: nox.Session) -> None:
     """Run the suites on every known OpenCL driver, each alone; print one table. --require: none is absent."""
     session.install("-e", ".[test,intel,peers]")
