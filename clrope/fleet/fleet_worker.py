@@ -7,7 +7,7 @@ and programs again.
 from __future__ import annotations
 
 import os
-import socket
+import platform
 import time
 from dataclasses import dataclass, field
 
@@ -59,7 +59,7 @@ def look() -> WorkerView:
     """Describe this worker: the device that CLROPE_DEVICE or PYOPENCL_CTX names, else all healthy ones."""
     from distributed import get_worker
 
-    host = socket.gethostname()
+    host = platform.node()
     told = any(os.environ.get(name, "").strip() for name in ("CLROPE_DEVICE", "PYOPENCL_CTX"))
     found: list[DeviceInfo] = []
     problem = ""

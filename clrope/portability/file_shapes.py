@@ -51,6 +51,13 @@ class EntryShape(msgspec.Struct):
             raise ValueError(f"the timed entry {self.name} moves no bytes")
 
 
+class ConfigShape(msgspec.Struct):
+    """What a report reads of a configuration."""
+
+    mode: Text
+    n_dims: Annotated[int, msgspec.Meta(ge=2, le=1 << 30)] | None = None
+
+
 class WorkloadShape(msgspec.Struct):
     """One workload with its entries."""
 
@@ -62,7 +69,7 @@ class WorkloadShape(msgspec.Struct):
     latency: bool
     tensor_bytes: Annotated[int, msgspec.Meta(ge=1)]
     bytes_moved: Annotated[int, msgspec.Meta(ge=1)]
-    config: dict[str, Any]
+    config: ConfigShape
     entries: list[EntryShape]
     load: Load = None
     calls: Text = ""

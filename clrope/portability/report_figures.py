@@ -152,7 +152,7 @@ def flops(workload: dict[str, Any]) -> int:
     total = 0
     for shape in workload["tensors"]:
         n_dims = workload["config"].get("n_dims") or shape[3]
-        if not isinstance(n_dims, int):
+        if not isinstance(n_dims, int) or n_dims < 2:
             return 0
         # In this mode pairs are n_dims apart and span the head.
         pairs = n_dims if workload["config"].get("mode") == "vision" else n_dims // 2

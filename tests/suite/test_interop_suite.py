@@ -56,7 +56,9 @@ def test_adapters_pass_on_every_device(text: str, devices: tuple[DeviceInfo, ...
 
 def test_every_adapter_has_its_lines() -> None:
     assert "interop" in suite_names()
-    assert list(interop.peers()) == sorted(m.name for m in pkgutil.iter_modules(clrope.interop.__path__))
+    # That of Dask has no rules of its own: its tests compare it with `clrope.rope` by bits.
+    adapters = {m.name for m in pkgutil.iter_modules(clrope.interop.__path__)} - {"dask"}
+    assert list(interop.peers()) == sorted(adapters)
     labels = [line.label for line in interop.interop.cases()]
     assert len(set(labels)) == len(labels)
     assert labels == [line.label for line in interop.interop.cases()]
