@@ -24,6 +24,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from ..bounded_read import require_regular
 from ..errors import ConfigError, RopeError, ShapeError
 
 Array = npt.NDArray[Any]
@@ -57,6 +58,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
     """Return the arrays of a file by name, in the file's order; those mapped from the file are read-only."""
     path, kind = Path(path), format_of(path)
     try:
+        require_regular(path)
         if kind == "npy":
             return {SINGLE: _from_numpy(_load_npy(path))}
         if kind == "npz":
@@ -74,6 +76,7 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     if format_of(path) != "safetensors":
         return {}
     try:
+        require_regular(path)
         return _read_safetensors_metadata(path)
     except OSError as error:
         raise RopeError(f"{path}: cannot be read ({error.strerror or error})") from error
@@ -194,7 +197,6 @@ def _write_npz(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
 def _read_safetensors(path: Path) -> dict[str, Array]:
     import safetensors
 
-    os.stat(path)  # its OSError carries the reason as such
     try:
         with safetensors.safe_open(path, framework="np") as file:
             names = list(file.offset_keys())
@@ -217,7 +219,6 @@ def _float8(entry: Mapping[str, Any]) -> Array:
 def _read_safetensors_metadata(path: Path) -> dict[str, str]:
     import safetensors
 
-    os.stat(path)
     try:
         with safetensors.safe_open(path, framework="np") as file:
             return dict(file.metadata() or {})

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..benchmark.results import DEVICE_SCHEMA, read_all
+from ..benchmark.results import DEVICE_SCHEMA, LARGEST_RESULT, read_all
 from ..benchmark.results import SCHEMA as BENCH_SCHEMA
+from ..bounded_read import read_bounded
 from ..errors import ConfigError
 
 VERIFY_SCHEMA = "clrope.verify/1"
 TUNE_SCHEMA = "clrope.tune/2"
-#: No file of the package is larger.
-_LARGEST_FILE = 256 << 20
 
 
 @dataclass
@@ -59,9 +58,7 @@ def _read(path: Path, found: ReportInput) -> None:
 
 def _schema_of(path: Path) -> tuple[Any, dict[str, Any]]:
     try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise ConfigError(f"{path}: got {path.stat().st_size} bytes, a result has at most {_LARGEST_FILE}")
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_bounded(path, LARGEST_RESULT))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (ValueError, RecursionError) as error:
