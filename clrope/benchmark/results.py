@@ -64,8 +64,14 @@ def read_all(where: str | Path) -> list[dict[str, Any]]:
     data = _loaded(path)
     if not isinstance(data, dict) or data.get("schema") != DEVICE_SCHEMA:
         return [_checked(data, path)]
-    samples = path.parent / str(data["samples"])
-    return [_checked(result, samples) for result in _loaded(samples, _unpacked)]
+    name = data.get("samples")
+    if not isinstance(name, str) or not name or Path(name).name != name:
+        raise ConfigError(f"{path}: samples: got {name!r}, the name of a file in the same folder is needed")
+    samples = path.parent / name
+    found = _loaded(samples, _unpacked)
+    if not isinstance(found, list):
+        raise ConfigError(f"{samples}: got {type(found).__name__}, a list of results is needed")
+    return [_checked(result, samples) for result in found]
 
 
 def _loaded(path: Path, unpack: Callable[[bytes], bytes] = bytes) -> Any:
@@ -95,12 +101,20 @@ def _checked(data: Any, path: Path) -> dict[str, Any]:
     missing = [key for key in schema()["required"] if key not in data]
     if missing:
         raise ConfigError(f"{path}: lacks {', '.join(missing)}")
-    for workload in data["workloads"]:
-        for entry in workload["entries"]:
+    for workload in _listed(data, "workloads", path):
+        for entry in _listed(workload, "entries", path):
             # The name of the field in older results.
             if "spelling" in entry:
                 entry["variant"] = entry.pop("spelling")
     return data
+
+
+def _listed(data: Any, key: str, path: Path) -> list[dict[str, Any]]:
+    """Return the objects in a list of an object; `ConfigError` for anything else."""
+    found = data.get(key) if isinstance(data, dict) else None
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise ConfigError(f"{path}: {key}: a list of objects is needed")
+    return found
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def named_array(text: str, what: str) -> Any:
 
 def parse_mode_flag(text: str | None) -> Any:
     """Return a mode's name as it is, ggml's number as an integer, None as None."""
-    return int(text) if text is not None and text.isdecimal() else text
+    return int(text) if text is not None and text.isdecimal() and len(text) < 20 else text
 
 
 def _sections(text: str) -> tuple[int, ...]:

@@ -82,9 +82,9 @@ def _load(source: str | os.PathLike[str] | Mapping[str, Any]) -> Mapping[str, An
     if isinstance(source, Mapping):
         return source
     path = Path(source)
-    if path.is_dir():
-        path = path / "config.json"
     try:
+        if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
+            path = path / "config.json"
         data = json.loads(read_bounded_text(path, LARGEST_CONFIG))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
