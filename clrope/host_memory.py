@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .errors import DeviceError
+
 #: Alignment of results: a page, which also lets drivers use the memory in place.
 ALIGNMENT = 4096
 #: Results smaller than this are left to NumPy's allocator.
@@ -66,11 +68,17 @@ class _Block:
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return a C-order array with undefined contents; on a page boundary from `SMALLEST_KEPT` bytes on."""
+    """Return a C-order array with undefined contents; on a page boundary from `SMALLEST_KEPT` bytes on.
+
+    Raises `DeviceError` if there is no memory for it.
+    """
     length = math.prod(shape) * dtype.itemsize
     if length < SMALLEST_KEPT:
         return np.empty(shape, dtype)
-    block = _Block(_kept.take(length + ALIGNMENT), length)
+    try:
+        block = _Block(_kept.take(length + ALIGNMENT), length)
+    except (MemoryError, ValueError) as error:  # ValueError: beyond what NumPy can address
+        raise DeviceError(f"{length} bytes of memory could not be allocated on the host for a result") from error
     return np.asarray(block).view(dtype).reshape(shape)
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from .config import RopeConfig
 from .errors import ShapeError
+from .layout import LONGEST_AXIS
 
 I64 = npt.NDArray[np.int64]
 
@@ -86,8 +87,8 @@ def packed_positions(cu_seqlens: Any, total: int, offsets: Any = None) -> I64:
     cu_seqlens: [n + 1] integers, ascending from 0 to T, as FlashAttention and vLLM use them: sequence j holds tokens
     cu_seqlens[j] ... cu_seqlens[j+1] - 1 and counts from offsets[j] (0 without offsets).
     """
-    if isinstance(total, bool) or not isinstance(total, Integral) or total < 0:
-        raise ShapeError(f"total: got {total!r}, the number of tokens is needed")
+    if isinstance(total, bool) or not isinstance(total, Integral) or not 0 <= int(total) <= LONGEST_AXIS:
+        raise ShapeError(f"total: got {total!r}, the number of tokens is needed, at most 2**30")
     bounds = _wide(_integers(cu_seqlens, "cu_seqlens"), "cu_seqlens")
     if bounds.ndim != 1 or bounds.shape[0] < 2:
         raise ShapeError(f"cu_seqlens: got shape {list(bounds.shape)}, a vector of at least 2 bounds is needed")
@@ -124,6 +125,8 @@ def _integers(positions: Any, name: str = "positions") -> npt.NDArray[Any]:
         raise ShapeError(f"{name}: got a masked array, whose mask would be ignored; allowed are arrays of integers")
     if array.size == 0 and array.dtype == np.float64 and not isinstance(positions, np.ndarray):
         array = array.astype(np.int64)  # an empty list has no dtype of its own
+    if array.dtype.kind in "fO" and isinstance(positions, (Integral, list, tuple)):
+        _refuse_beyond_64_bits(np.asarray(positions, object), name)
     if array.dtype.kind not in "iu":
         raise ShapeError(
             f"{name}: got dtype {array.dtype}, allowed are the integer dtypes int8 ... int64, uint8 ... uint64"
@@ -131,9 +134,16 @@ def _integers(positions: Any, name: str = "positions") -> npt.NDArray[Any]:
     return array
 
 
+def _refuse_beyond_64_bits(numbers: npt.NDArray[Any], name: str) -> None:
+    """Raise `ShapeError` for integers that NumPy made floats or objects of, because they are too large."""
+    for number in numbers.flat:
+        if isinstance(number, Integral) and not -(1 << 63) <= int(number) < 1 << 63:
+            raise ShapeError(f"{name}: got {number}, allowed are -2**63 ... 2**63 - 1")
+
+
 def _wide(array: npt.NDArray[Any], name: str = "positions") -> I64:
     if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
-        raise ShapeError(f"{name}: got {int(array.max())}, at most 2**63 - 1 is allowed")
+        raise ShapeError(f"{name}: got {int(array.max())}, allowed are -2**63 ... 2**63 - 1")
     return array.astype(np.int64)
 
 

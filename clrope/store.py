@@ -16,9 +16,13 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from .bounded_read import read_bounded
 from .cache_folder import cache_dir, warn_once, write_atomically
 from .environ import variable
 from .errors import RopeError
+
+#: Bytes of a file; those of a dozen devices have a few millions.
+_LARGEST_FILE = 64 << 20
 
 T = TypeVar("T")
 
@@ -94,11 +98,11 @@ class Store(Generic[T]):
     def _load(self, path: Path | None = None) -> dict[str, Any]:
         try:
             path = path or self.path
-            file = msgspec.json.decode(path.read_bytes(), type=_Contents)
+            file = msgspec.json.decode(read_bounded(path, _LARGEST_FILE), type=_Contents)
         except (FileNotFoundError, RopeError):
             return {}
         except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-            warn_once(f"{path} cannot be read and counts as empty: {error}")
+            warn_once(f"{path} cannot be read and counts as empty: {getattr(error, 'strerror', None) or error}")
             return {}
         return file.entries if file.schema == self.tag else {}
 

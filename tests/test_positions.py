@@ -186,8 +186,12 @@ def test_text_in_section_modes_is_neox(device: clrope.DeviceInfo, mode: Any, rng
         (
             np.array([1, 2, 2**63], np.uint64),
             NEOX,
-            r"positions: got 9223372036854775808, at most 2\*\*63 - 1 is allowed",
+            r"positions: got 9223372036854775808, allowed are -2\*\*63 \.\.\. 2\*\*63 - 1",
         ),
+        ([1, 2, 2**63], NEOX, r"positions: got 9223372036854775808, allowed are"),
+        (-(2**63) - 1, NEOX, r"positions: got -9223372036854775809, allowed are"),
+        ([[1, 2, 10**30]] * 2, NEOX, rf"positions: got {10**30}, allowed are"),
+        ((1, 2, None), NEOX, r"positions: got dtype object"),
         (2**63 - 2, NEOX, "positions: offset 9223372036854775806 with 3 tokens goes beyond 64-bit integers"),
         ([2**63 - 2, 0], NEOX, "positions: offset 9223372036854775806 with 3 tokens goes beyond 64-bit integers"),
     ],
@@ -207,6 +211,16 @@ def test_packed_sequences(device: clrope.DeviceInfo, rng: np.random.Generator) -
     packed = clrope.rope(x, packed_positions(bounds, 7), NEOX, device=device.index)
     for a, b in itertools.pairwise(bounds):
         assert (packed[a:b] == clrope.rope(np.ascontiguousarray(x[a:b]), 0, NEOX, device=device.index)).all()
+
+
+def test_more_tokens_than_an_axis_has() -> None:
+    """A few bounds can claim any number of tokens."""
+    for total in (2**30 + 1, 2**63 - 1):
+        with pytest.raises(ShapeError, match=rf"total: got {total}, the number of tokens is needed, at most 2\*\*30"):
+            packed_positions([0, total], total)
+    for total in (5.0, True, -1):
+        with pytest.raises(ShapeError, match=f"total: got {total}"):
+            packed_positions([0, 5], total)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

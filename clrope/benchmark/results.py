@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ..bounded_read import read_bounded
 from ..errors import ConfigError, RopeError
 from .samples import by_round, paired
 
@@ -18,6 +19,8 @@ from .samples import by_round, paired
 SCHEMA = "clrope.bench/1"
 #: A summary of all results of one device. It names the compressed file of the results.
 DEVICE_SCHEMA = "clrope.bench.device/1"
+#: Bytes of a file, and of what is compressed in it; the results of a device have two millions.
+LARGEST_RESULT = 32 << 20
 
 
 def schema() -> dict[str, Any]:
@@ -60,17 +63,34 @@ def read_all(where: str | Path) -> list[dict[str, Any]]:
     data = _loaded(path)
     if not isinstance(data, dict) or data.get("schema") != DEVICE_SCHEMA:
         return [_checked(data, path)]
-    samples = path.parent / str(data["samples"])
-    return [_checked(result, samples) for result in _loaded(samples, lzma.decompress)]
+    name = data.get("samples")
+    if not isinstance(name, str) or not name or Path(name).name != name:
+        raise ConfigError(f"{path}: samples: got {name!r}, the name of a file in the same folder is needed")
+    samples = path.parent / name
+    found = _loaded(samples, _unpacked)
+    if not isinstance(found, list):
+        raise ConfigError(f"{samples}: got {type(found).__name__}, a list of results is needed")
+    return [_checked(result, samples) for result in found]
 
 
 def _loaded(path: Path, unpack: Callable[[bytes], bytes] = bytes) -> Any:
     try:
-        return json.loads(unpack(path.read_bytes()))
+        return json.loads(unpack(read_bounded(path, LARGEST_RESULT)))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (lzma.LZMAError, ValueError) as error:
+    except (lzma.LZMAError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: holds no {'JSON' if unpack is bytes else 'compressed results'}: {error}") from error
+
+
+def _unpacked(data: bytes) -> bytes:
+    """Return what `lzma.compress` was given; `LZMAError` for other data, and for more than a result."""
+    unpacker = lzma.LZMADecompressor(memlimit=1 << 28)
+    found = unpacker.decompress(data, LARGEST_RESULT + 1)
+    if len(found) > LARGEST_RESULT:
+        raise lzma.LZMAError(f"more than {LARGEST_RESULT} bytes")
+    if not unpacker.eof:
+        raise lzma.LZMAError("the data ends early")
+    return found
 
 
 def _checked(data: Any, path: Path) -> dict[str, Any]:
@@ -80,12 +100,20 @@ def _checked(data: Any, path: Path) -> dict[str, Any]:
     missing = [key for key in schema()["required"] if key not in data]
     if missing:
         raise ConfigError(f"{path}: lacks {', '.join(missing)}")
-    for workload in data["workloads"]:
-        for entry in workload["entries"]:
+    for workload in _listed(data, "workloads", path):
+        for entry in _listed(workload, "entries", path):
             # The name of the field in older results.
             if "spelling" in entry:
                 entry["variant"] = entry.pop("spelling")
     return data
+
+
+def _listed(data: Any, key: str, path: Path) -> list[dict[str, Any]]:
+    """Return the objects in a list of an object; `ConfigError` for anything else."""
+    found = data.get(key) if isinstance(data, dict) else None
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise ConfigError(f"{path}: {key}: a list of objects is needed")
+    return found
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
+from ..bounded_read import LARGEST_CONFIG, read_bounded_text
 from ..config import RopeConfig
 from ..errors import ConfigError, RopeError
 from ..io.files import read_arrays
@@ -105,7 +106,7 @@ def _read_config(given: dict[str, Any]) -> RopeConfig:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file; `ConfigError` if there is none."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_bounded_text(path, LARGEST_CONFIG))
     except OSError as error:
         raise RopeError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (ValueError, RecursionError) as error:
@@ -131,7 +132,7 @@ def named_array(text: str, what: str) -> Any:
 
 def parse_mode_flag(text: str | None) -> Any:
     """Return a mode's name as it is, ggml's number as an integer, None as None."""
-    return int(text) if text is not None and text.isdecimal() else text
+    return int(text) if text is not None and text.isdecimal() and len(text) < 20 else text
 
 
 def _sections(text: str) -> tuple[int, ...]:

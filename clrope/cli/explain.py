@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Annotated, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..config import RopeConfig
 from ..device import device
@@ -39,8 +40,7 @@ def explain(
     reports = []
     for chosen in dict.fromkeys([device(name) for name in devices] if devices else [device()]):
         for dtype in checked_types(types) or ["f32"]:
-            # Pages of zeros that nobody touches take no memory.
-            x = np.zeros(lengths, DTYPES[dtype])
+            x = _zeros(lengths, dtype)
             plan = Rope(config, chosen).plan(x, 0, not backward, out=x if inplace else None, layout=layout)
             reports.append(_report(plan, config, chosen, x, layout))
     if as_json:
@@ -69,6 +69,14 @@ def _lengths(text: str) -> list[int]:
     if len(lengths) not in (3, 4) or min(lengths) < 0:
         raise ConfigError(f"--shape: got {text!r}, 3 or 4 lengths with commas between are needed")
     return lengths
+
+
+def _zeros(lengths: list[int], dtype: str) -> npt.NDArray[Any]:
+    # Pages of zeros that nobody touches take no memory.
+    try:
+        return np.zeros(lengths, DTYPES[dtype])
+    except (MemoryError, ValueError) as error:
+        raise ConfigError(f"--shape: got {lengths}, there is no memory for such a tensor ({error})") from error
 
 
 def _report(plan: Any, config: RopeConfig, device: Any, x: Any, layout: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,9 +90,9 @@ def read_source(source: str, mode: str | None, layer_type: str | None, seq_len: 
     pairing = parse_mode_flag(mode)
     if path.suffix.lower() == ".gguf":
         return "GGUF", RopeConfig.from_gguf(path, mode=pairing, seq_len=seq_len, layer_type=layer_type)
-    if path.is_dir():
+    if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
         return "Hugging Face", RopeConfig.from_hf(path, seq_len, layer_type=layer_type, mode=pairing)
-    if path.suffix.lower() == ".json" or path.is_file():
+    if path.suffix.lower() == ".json" or os.path.isfile(path):
         data = read_json(path)
         # A model's config.json has dozens of keys; ours has fields of RopeConfig and nothing else.
         if data and set(data) <= {field.name for field in dataclasses.fields(RopeConfig)}:

@@ -95,7 +95,7 @@ def _fastest_first(known: Sequence[DeviceInfo]) -> list[DeviceInfo]:
 
 
 def _matches(known: Sequence[DeviceInfo], text: str) -> list[DeviceInfo]:
-    numbers = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    numbers = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", text)
     if numbers:
         platform, index = int(numbers[1]), numbers[2]
         return [d for d in known if d.platform_index == platform and (index is None or d.device_index == int(index))]
@@ -107,9 +107,13 @@ def _matches(known: Sequence[DeviceInfo], text: str) -> list[DeviceInfo]:
         return whole
     left, _, right = lower.partition(":")
     among = _matches(known, left) if left else list(known)
-    if right.isdecimal():
+    if _is_index(right):
         return [d for d in among if d.device_index == int(right)]
     return [d for d in among if right in d.name.lower()]
+
+
+def _is_index(text: str) -> bool:
+    return text.isdecimal() and len(text) < 10  # Python makes no integer of thousands of digits
 
 
 def _first_healthy(matches: Sequence[DeviceInfo], known: Sequence[DeviceInfo], said: str) -> DeviceInfo:
@@ -139,14 +143,14 @@ def _by_pyopencl(spec: str) -> DeviceInfo:
     here = [d for d in known if d.platform_index >= 0]
     platforms = {d.platform_index: d.platform for d in here}
     first, wanted = answers[0].lower(), "".join(answers[1:]).split(",")[0].lower()
-    if first.isdecimal() and int(first) in platforms:
+    if _is_index(first) and int(first) in platforms:
         chosen: int | None = int(first)
     else:
         # PyOpenCL takes the last platform whose name fits.
         fitting = [i for i, name in platforms.items() if first in name.lower()]
         chosen = max(fitting, default=None) if first else min(fitting, default=None)
     among = [d for d in here if d.platform_index == chosen]
-    if wanted.isdecimal() and int(wanted) < len(among):
+    if _is_index(wanted) and int(wanted) < len(among):
         matches = [among[int(wanted)]]
     else:
         matches = [d for d in among if wanted in d.name.lower()][:1]

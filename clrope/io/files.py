@@ -24,6 +24,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from ..bounded_read import require_regular
 from ..errors import ConfigError, RopeError, ShapeError
 
 Array = npt.NDArray[Any]
@@ -57,6 +58,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
     """Return the arrays of a file by name, in the file's order; those mapped from the file are read-only."""
     path, kind = Path(path), format_of(path)
     try:
+        require_regular(path)
         if kind == "npy":
             return {SINGLE: _from_numpy(_load_npy(path))}
         if kind == "npz":
@@ -74,6 +76,7 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     if format_of(path) != "safetensors":
         return {}
     try:
+        require_regular(path)
         return _read_safetensors_metadata(path)
     except OSError as error:
         raise RopeError(f"{path}: cannot be read ({error.strerror or error})") from error
@@ -161,13 +164,14 @@ def _read_npz(path: Path) -> dict[str, Array]:
     # Not np.load, which takes a file that is no archive for a pickle and leaves it open.
     arrays: dict[str, Array] = {}
     with zipfile.ZipFile(path) as archive:
-        length = os.path.getsize(path)
+        if sum(info.compress_size for info in archive.infolist()) > os.path.getsize(path):
+            raise ValueError("its entries claim more bytes together than the file has")
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
             if name in arrays:
                 raise ValueError(f"two entries have the name {name!r}")
             # Deflate makes 1/1032 at best; what is compressed further is an archive made to fill the memory.
-            if info.compress_size > length or info.file_size > 1100 * info.compress_size + 1024:
+            if info.file_size > 1100 * info.compress_size + 1024:
                 raise ValueError(f"entry {name!r} claims {info.file_size} bytes, compressed {info.compress_size}")
             with archive.open(info) as entry:
                 _check_size(_claimed_bytes(entry), info.file_size)
@@ -194,7 +198,6 @@ def _write_npz(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
 def _read_safetensors(path: Path) -> dict[str, Array]:
     import safetensors
 
-    os.stat(path)  # its OSError carries the reason as such
     try:
         with safetensors.safe_open(path, framework="np") as file:
             names = list(file.offset_keys())
@@ -217,7 +220,6 @@ def _float8(entry: Mapping[str, Any]) -> Array:
 def _read_safetensors_metadata(path: Path) -> dict[str, str]:
     import safetensors
 
-    os.stat(path)
     try:
         with safetensors.safe_open(path, framework="np") as file:
             return dict(file.metadata() or {})

@@ -1,7 +1,7 @@
 """Reading the RoPE configuration of a GGUF model file, as llama.cpp would apply it.
 
 Keys under `{arch}.rope.`, the head's size, and the tensors `rope_freqs.weight` and `rope_factors_{long,short}.weight`.
-A key under `{arch}.rope.` that is not understood is refused by name. Needs the package `gguf` (extra `models`).
+A key under `{arch}.rope.` that is not understood is refused by name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..mode import SECTION_MODES, Mode, parse_mode
-from .gguf_check import check_gguf
+from .gguf_file import read_gguf
 from .gguf_models import (
     ARCHITECTURES,
     LOG_MULTIPLIER_AS_IT_IS,
@@ -34,7 +34,8 @@ _UNDERSTOOD = frozenset(
     | {f"scaling.{key}" for key in ("type", "factor", "attn_factor", "original_context_length", "finetuned")}
     | {f"scaling.yarn_{key}" for key in ("ext_factor", "attn_factor", "beta_fast", "beta_slow", "log_multiplier")}
 )
-_STRING, _ARRAY = 8, 9  # of GGUF's value types, those that are not one number
+#: Keys of an architecture that are read besides those of RoPE.
+_OTHERS = ("attention.key_length", "attention.head_count", "embedding_length", "context_length")
 _TENSORS = {"rope_freqs.weight": "freqs", "rope_factors_long.weight": "long", "rope_factors_short.weight": "short"}
 
 
@@ -86,45 +87,15 @@ def fields_from_gguf(
 
 def _read(path: Path) -> _File:
     try:
-        import gguf
-    except ImportError as error:
-        raise ConfigError("reading GGUF needs the package gguf: pip install 'clrope[models]'") from error
-    try:
-        check_gguf(path)
-        reader = gguf.GGUFReader(path)
+        found = read_gguf(path, _wanted, _TENSORS)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except ConfigError:
-        raise
-    except Exception as error:  # the reader raises many types for damaged files
-        raise ConfigError(f"{path}: not a GGUF file ({error})") from error
-    field = reader.get_field("general.architecture")
-    if field is None:
-        raise ConfigError(f"{path}: general.architecture is missing")
-    arch = str(_value(field))
-    keys = {name: _value(field) for name, field in reader.fields.items() if name.startswith(f"{arch}.")}
-    tensors = {
-        _TENSORS[tensor.name]: _numbers(tensor.name, tensor.data)
-        for tensor in reader.tensors
-        if tensor.name in _TENSORS
-    }
-    return _File(arch, keys, tensors)
+    return _File(found.architecture, found.keys, {_TENSORS[name]: numbers for name, numbers in found.tensors.items()})
 
 
-def _value(field: Any) -> Any:
-    """The content of a metadata field: a number, a bool, a string, or a list of numbers."""
-    items = [field.parts[i] for i in field.data]
-    if int(field.types[0]) == _STRING:
-        return bytes(items[0]).decode("utf-8", errors="replace")
-    numbers = [item[0].item() for item in items]
-    return numbers if int(field.types[0]) == _ARRAY else numbers[0]
-
-
-def _numbers(name: str, data: Any) -> tuple[float, ...]:
-    array = np.asarray(data)
-    if array.dtype not in (np.dtype(np.float32), np.dtype(np.float16)):
-        raise ConfigError(f"{name}: stored as {array.dtype}, float32 or float16 is needed")
-    return tuple(float(number) for number in array.reshape(-1))
+def _wanted(arch: str, key: str) -> bool:
+    inner = key.removeprefix(f"{arch}.")
+    return inner != key and (inner.startswith("rope.") or inner in _OTHERS)
 
 
 def _mode(file: _File, mode: str | int | None, sections: tuple[int, int, int, int] | None) -> Mode:
@@ -145,8 +116,8 @@ def _sections(file: _File) -> tuple[int, int, int, int] | None:
     given = file.rope("dimension_sections")
     if given is None:
         return None
-    values = [int(size) for size in given] if isinstance(given, (list, tuple)) else []
-    if len(values) not in (3, 4) or min(values) < 0:
+    values = given if isinstance(given, list) else []
+    if len(values) not in (3, 4) or any(type(size) is not int or size < 0 for size in values):
         raise ConfigError(f"{file.path('dimension_sections')}: got {given!r}, 3 or 4 counts of pairs are needed")
     t, h, w, e = [*values, 0][:4]
     # Converters write zeros where a model has no sections.

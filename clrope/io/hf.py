@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..bounded_read import LARGEST_CONFIG, read_bounded_text
 from ..errors import ConfigError
 from ..mode import SECTION_MODES, Mode, parse_mode
 from .hf_models import MODELS, REFUSED, UNKNOWN, ModelKind
@@ -81,12 +82,12 @@ def _load(source: str | os.PathLike[str] | Mapping[str, Any]) -> Mapping[str, An
     if isinstance(source, Mapping):
         return source
     path = Path(source)
-    if path.is_dir():
-        path = path / "config.json"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
+            path = path / "config.json"
+        data = json.loads(read_bounded_text(path, LARGEST_CONFIG))
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not a JSON file ({error})") from error
     if not isinstance(data, dict):

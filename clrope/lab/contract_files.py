@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ..bounded_read import read_bounded
 from ..errors import ConfigError
 from .contract import Contract, ParameterValue
 from .contracts import cos_sin_tables
@@ -102,9 +103,7 @@ class _KernelTuner(msgspec.Struct):
 def contract_of_file(path: Path) -> tuple[Contract, Path | None]:
     """Return a file's contract, and the kernel file that it names, if any. Raises `ConfigError` naming file and key."""
     try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise ConfigError(f"{path}: got {path.stat().st_size} bytes, a contract has at most {_LARGEST_FILE}")
-        data = path.read_bytes()
+        data = read_bounded(path, _LARGEST_FILE)
         if path.suffix == ".toml":
             return _of_toml(msgspec.convert(parsed_toml(data), _Toml)), None
         return _of_kernel_tuner(msgspec.json.decode(data, type=_KernelTuner), path)

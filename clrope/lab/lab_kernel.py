@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from ..bounded_read import read_bounded_text
 from ..config import RopeConfig
 from ..errors import ConfigError, UnsupportedError
 from ..kernels.kernel import Kernel, Parameters, Unsupported
@@ -445,9 +446,7 @@ def load(
 
 def _read(path: Path) -> str:
     try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise ConfigError(f"{path}: got {path.stat().st_size} bytes, a kernel file has at most {_LARGEST_FILE}")
-        return path.read_text(encoding="utf-8")
+        return read_bounded_text(path, _LARGEST_FILE)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path}: cannot be read as a kernel file ({getattr(error, 'strerror', None) or error})"

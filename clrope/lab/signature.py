@@ -68,7 +68,9 @@ def macros(source: str, options: Iterable[str]) -> dict[str, str]:
 
 def numbers_of_macros(source: str, options: Iterable[str]) -> dict[str, int]:
     """Return the macros that are decimal numbers; an option comes before the text's own `#define`."""
-    return {name: int(words) for name, words in macros(source, options).items() if words.isdecimal()}
+    return {
+        name: int(words) for name, words in macros(source, options).items() if words.isdecimal() and len(words) < 20
+    }
 
 
 @lru_cache(maxsize=64)

@@ -14,6 +14,7 @@ import msgspec
 
 from ..benchmark.results import DEVICE_SCHEMA
 from ..benchmark.results import SCHEMA as BENCH_SCHEMA
+from ..bounded_read import read_bounded
 from ..errors import ConfigError
 from .file_shapes import BenchShape, FleetShape, TuneShape, VerifyShape
 
@@ -133,12 +134,9 @@ def _check(data: dict[str, Any], shape: type[msgspec.Struct], path: Path) -> Non
 
 def _loaded(path: Path) -> Any:
     try:
-        size = path.stat().st_size
-        data = path.read_bytes() if size <= LARGEST_FILE else b""
+        data = read_bounded(path, LARGEST_FILE)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
-    if size > LARGEST_FILE:
-        raise ConfigError(f"{path}: got {size} bytes, a result has at most {LARGEST_FILE}")
     kind, unpack = ("compressed results", _unpacked) if path.suffix == ".xz" else ("JSON", bytes)
     try:
         return json.loads(unpack(data), parse_constant=_no_number)

@@ -1,6 +1,7 @@
 """Kept results: a summary a device, the results compressed next to it, and documents made from them."""
 
 import json
+import lzma
 import re
 from pathlib import Path
 
@@ -96,6 +97,30 @@ def test_broken_samples_are_told(tmp_path):
         results.read_all(path)
     samples.unlink()
     with pytest.raises(ConfigError, match="cannot be read"):
+        results.read_all(path)
+
+
+@pytest.mark.parametrize("name", [None, 1, "../x.xz", "/x.xz", ""])
+def test_samples_lie_in_the_same_folder(tmp_path, name):
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps({"schema": results.DEVICE_SCHEMA, "samples": name}))
+    with pytest.raises(ConfigError, match=r"samples: got .*, the name of a file in the same folder is needed"):
+        results.read_all(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"workloads": 1}, "workloads: a list of objects"), ({"workloads": [1]}, "workloads: a list of objects"),
+     ({"workloads": [{"entries": {}}]}, "entries: a list of objects"), ({"workloads": [{}]}, "entries: a list")],
+)  # fmt: skip
+def test_results_of_another_form(tmp_path, change, says):
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(made_up() | change))
+    with pytest.raises(ConfigError, match=says):
+        results.read_all(path)
+    (tmp_path / "x.xz").write_bytes(lzma.compress(b"{}"))
+    path.write_text(json.dumps({"schema": results.DEVICE_SCHEMA, "samples": "x.xz"}))
+    with pytest.raises(ConfigError, match="got dict, a list of results is needed"):
         results.read_all(path)
 
 

@@ -89,6 +89,7 @@ def rows(
     """Yield the fields of a row for each fault. 'devices' probes all devices at once, each in a child of its own."""
     for device in devices if what == "tune" else [None]:
         fine, lines = attempt(what, device, library, None, folder)
+        assert lines, fine  # or the table would be empty
         assert fine == "right" or what == "tune", fine
         most: Counter[str] = Counter()
         for line, n in Counter(lines).items():  # a line is a process and a function

@@ -124,10 +124,27 @@ def lying(suffix: str) -> list[bytes]:
             lying_safetensors([]), struct.pack("<Q", 1 << 60), lying_safetensors({"x": {**entry, "dtype": "F8_E4M3"}}),
         ]  # fmt: skip
     array = struct.pack("<I", 9)
+    sections = "llama.rope.dimension_sections"
     nested = b"".join([array] * 2000)
     return [
         gguf_file([ARCHITECTURE, ("a", array + struct.pack("<IQ", kind, 1 << 60))]) for kind in (0, 4, 8, 9, 12, 99)
     ] + [
+        gguf_file([ARCHITECTURE, ("a", struct.pack("<I", 4) + b"1234")] * 2),
+        gguf_file([("a", struct.pack("<II", 4, 1))]),
+        gguf_file([("general.architecture", struct.pack("<II", 4, 1))]),
+        *(gguf_file([ARCHITECTURE, ("general.alignment", struct.pack("<II", 4, n))]) for n in (0, 3)),
+        gguf_file([ARCHITECTURE, ("general.alignment", struct.pack("<If", 6, 32.0))]),
+        gguf_file([ARCHITECTURE, (sections, array + struct.pack("<IQ3f", 6, 3, np.nan, 1, 1))]),
+        gguf_file([ARCHITECTURE, (sections, array + struct.pack("<IQ", 8, 3) + b"\0" * 24)]),
+        gguf_file([ARCHITECTURE, (sections, array + struct.pack("<IQ", 0, 70000) + b"\1" * 70000)]),
+        gguf_file([ARCHITECTURE, ("a", array + struct.pack("<IQ", 8, (1 << 22) + 1) + b"\0" * 8 * ((1 << 22) + 1))]),
+        gguf_file([ARCHITECTURE, ("a", array + struct.pack("<IQ", 8, 2) + struct.pack("<QQ", 0, 1 << 63))]),
+        *(
+            gguf_file([ARCHITECTURE], gguf_string("rope_freqs.weight") + struct.pack("<IQIQ", 1, n, kind, at), 1)
+            for n, kind, at in ((64, 0, 0), (64, 1, 1 << 63), (1 << 17, 0, 0), (64, 30, 0), (64, 99, 0))
+        ),
+        gguf_file([ARCHITECTURE], 2 * (gguf_string("t") + struct.pack("<IIQ", 0, 0, 0)), 2),
+        gguf_file([("k" * 70000, struct.pack("<II", 4, 1))]),
         gguf_file([ARCHITECTURE, ("a", nested)]), gguf_file([ARCHITECTURE, ("a", struct.pack("<I", 77))]),
         gguf_file([ARCHITECTURE], count=1 << 60), b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 60) + b"\0" * 64,
         b"GGUF" + struct.pack(">IQQ", 3, 0, 0) + b"\0" * 64, gguf_file([("a" * 40, b"")]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import corpus
 import ml_dtypes
 import numpy as np
 import pytest
-from corpus import damaged, good, lying, mutated_configurations
+from corpus import damaged, good, lying, mutated_configurations, npy, npz
 
 from clrope import RopeConfig
 from clrope.errors import ConfigError, RopeError
@@ -51,6 +52,30 @@ def test_what_lies_is_refused(tmp_path: Path) -> None:
             path.write_bytes(data)
             read = RopeConfig.from_gguf if suffix == ".gguf" else read_arrays
             assert refused_or_read(lambda read=read, path=path: read(path), suffix), f"{suffix} {number} was read"  # type: ignore[misc]
+
+
+def npz_of_one_body(entries: int) -> bytes:
+    """An archive whose entries are one and the same compressed body."""
+    one = npz([("0.npy", npy(np.zeros(10000, np.float32)))])
+    begin, end = one.index(b"PK\1\2"), one.index(b"PK\5\6")
+    records = b"".join(one[begin:end].replace(b"0.npy", b"%d.npy" % number) for number in range(entries))
+    tail = bytearray(one[end:])
+    struct.pack_into("<HHII", tail, 8, entries, entries, len(records), begin)
+    return one[:begin] + records + tail
+
+
+def test_npz_made_to_fill_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    path.write_bytes(npz_of_one_body(1))
+    assert read_arrays(path).keys() == {"0"}
+    path.write_bytes(npz_of_one_body(9))
+    with pytest.raises(RopeError, match="its entries claim more bytes together than the file has"):
+        read_arrays(path)
+    wrong = bytearray(npz_of_one_body(1))
+    struct.pack_into("<I", wrong, wrong.index(b"PK\1\2") + 24, 1 << 31)
+    path.write_bytes(wrong)
+    with pytest.raises(RopeError, match=f"entry '0' claims {1 << 31} bytes, compressed"):
+        read_arrays(path)
 
 
 def test_gguf_files(tmp_path: Path, rng: np.random.Generator) -> None:

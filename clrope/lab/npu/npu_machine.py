@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ...bounded_read import read_bounded
 from ...errors import ConfigError
 from ..contract_files import parsed_toml
 
@@ -83,9 +84,7 @@ def _values_of(name: str) -> dict[str, Any]:
             raise ConfigError(
                 f"npu: got {name!r}, allowed are {', '.join(machine_names())}, the path of a .toml file, or KEY=VALUE"
             )
-        if path.stat().st_size > _LARGEST_FILE:
-            raise ConfigError(f"{path}: got {path.stat().st_size} bytes, a machine has at most {_LARGEST_FILE}")
-        return parsed_toml(path.read_bytes())
+        return parsed_toml(read_bounded(path, _LARGEST_FILE))
     except OSError as error:
         raise ConfigError(f"{name}: cannot be read as a machine ({error.strerror or error})") from error
     except (ValueError, RecursionError) as error:

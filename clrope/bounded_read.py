@@ -1,0 +1,49 @@
+"""Files from outside: read whole up to a length, and never waited for. A file may be anything that has a name.
+
+Opening a pipe that nobody writes to, or reading a device such as /dev/zero, would not end.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+#: Bytes of a configuration; those of models have a few thousand.
+LARGEST_CONFIG = 2 << 20
+
+
+def require_regular(path: str | os.PathLike[str] | int) -> None:
+    """Raise `OSError` unless a file, by its name or open, is a regular one, which has a length and ends."""
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise OSError(0, "it is no regular file")
+
+
+def read_bounded(path: str | os.PathLike[str], most: int) -> bytes:
+    """Return the bytes of a regular file, or what is written to a pipe; `OSError` if there are more than `most`.
+
+    A pipe without a writer is empty.
+    """
+    # Not to wait for a writer when opening; reading then waits for what a writer says.
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        if stat.S_ISFIFO(os.fstat(handle).st_mode):
+            os.set_blocking(handle, True)
+        else:
+            require_regular(handle)
+        with open(handle, "rb", closefd=False) as file:
+            data = file.read(most + 1)
+    finally:
+        os.close(handle)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most} bytes")
+    return data
+
+
+def read_bounded_text(path: Path, most: int) -> str:
+    """Return the text of a file in UTF-8; `ValueError` for another encoding, otherwise as `read_bounded`."""
+    return read_bounded(path, most).decode("utf-8")
