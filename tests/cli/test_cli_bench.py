@@ -48,7 +48,7 @@ def test_an_interrupted_run_is_resumed(device: DeviceInfo, tmp_path: Path, proce
     assert whole["options"] == first["options"]
     assert [w["name"] for w in whole["workloads"]] == [w["name"] for w in first["workloads"]] + first["missing"]
     assert whole["workloads"][: len(first["workloads"])] == first["workloads"]
-    assert f"{kept}; to look at them: clrope report {kept}" in " ".join(done.stdout.split())
+    assert f"{kept}; page: {kept.with_suffix('.html')}" in " ".join(done.stdout.split())
     again = process("bench", "--resume", kept)
     assert again.returncode == 2
     assert again.stderr == f"clrope: --resume: {kept} is complete, nothing is missing\n"
