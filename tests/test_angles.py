@@ -23,9 +23,11 @@ FIELDS: list[dict[str, Any]] = [
     # The ramp would end beyond n_dims - 1, which ggml does not allow.
     {**YARN, "n_ctx_orig": 2**20, "beta_slow": 1e-3},
     {**YARN, "n_ctx_orig": 0, "freq_base": 0.5},
+    {**YARN, "ext_factor": -1.0},
     {**YARN, "ext_factor": -1.3, "n_ctx_orig": 131072, "freq_base": 5e5},
     {"freq_factors": tuple(0.9 + 0.003 * i for i in range(64))},
     {"freq_factors": tuple(-1.5 - i for i in range(64)), **YARN},
+    {"freq_factors": (-1e30,) * 64},  # rounds up to a whole turn
 ]
 
 
@@ -45,6 +47,7 @@ def test_every_bit_of_the_steps(fields: dict[str, Any], n_dims: int) -> None:
             assert distance in (0, 1, 2**128 - 1), f"pair {i}"
             assert table.omega[i] == pytest.approx(float(omega), rel=4e-16)
         assert table.magnitude == pytest.approx(float(magnitude), rel=4e-16)
+    assert not table.axis.any()
 
 
 def test_random_configurations(rng: np.random.Generator) -> None:

@@ -38,6 +38,39 @@ def test_both_directions_for_any_view(rng: np.random.Generator) -> None:
 def test_fewer_axes_of_ggml_are_filled() -> None:
     view = TensorView.from_ggml([8, 4, 3], [4, 40, 200], "f32", 12)
     assert (view.shape, view.strides, view.offset) == ((1, 3, 4, 8), (150, 50, 10, 1), 3)
+    assert all(type(step) is int for step in view.strides)
+    assert TensorView.from_ggml([8], [4], "f32") == TensorView.dense((1, 1, 1, 8), "f32")
+
+
+def test_whether_heads_are_contiguous() -> None:
+    for shape, strides, dense in (
+        ((2, 3, 4, 8), (96, 32, 8, 1), True), ((2, 3, 4, 8), (192, 64, 16, 2), False),
+        ((2, 3, 4, 1), (96, 32, 8, 5), True), ((2, 3, 1, 8), (96, 32, 8, 2), False),
+    ):  # fmt: skip
+        assert TensorView(shape, strides, 0, "f32").last_axis_dense is dense
+
+
+def test_which_part_is_the_whole() -> None:
+    view = TensorView((3, 5, 2, 4), (100, 10, 5, 1), 7, "f32")
+    assert view.part(slice(0, 3), slice(0, 5)) is view
+    assert view.part(slice(None), slice(None)) is view
+    for b, s in (
+        (slice(1, 3), slice(0, 5)),
+        (slice(0, 2), slice(0, 5)),
+        (slice(0, 3), slice(1, 5)),
+        (slice(2, 3), slice(2, 3)),
+    ):
+        part = view.part(b, s)
+        assert part.shape == (b.stop - b.start, s.stop - s.start, 2, 4)
+        assert (part.strides, part.offset, part.dtype) == (view.strides, 7 + 100 * b.start + 10 * s.start, "f32")
+    assert view.moved(0) is view
+    assert view.moved(-3) == TensorView(view.shape, view.strides, 4, "f32")
+
+
+def test_an_empty_tensor_touches_nothing() -> None:
+    """However long its other axes are."""
+    view = TensorView((0, 2**30, 2**30, 8), (8, 0, 0, 1), 5, "f32")
+    assert (view.size, view.nbytes, view.span, view.overlaps_itself) == (0, 0, (5, 5), False)
 
 
 @pytest.mark.parametrize("letters", ["bsnd", "bnsd", "sbnd", "dnsb", "ndsb"])
@@ -64,6 +97,9 @@ def test_rank_3_has_no_b() -> None:
     assert TensorView.of_array(x).shape == (1, 3, 4, 6)
     assert TensorView.of_array(x, "nsd").shape == (1, 4, 3, 6)
     assert TensorView.of_array(x, "nbsd").shape == (1, 4, 3, 6)
+    assert TensorView.of_array(x).strides == (0, 24, 6, 1)
+    assert TensorView.dense((3, 4, 6), "f32") == TensorView.of_array(x)
+    assert TensorView.dense((3, 4, 6), "f32", "nsd") == TensorView.of_array(x, "nsd")
     assert parse_layout("BSND", 4) == "bsnd"
 
 
@@ -96,11 +132,17 @@ def test_refused_layouts(layout: Any, rank: int, message: str) -> None:
         (lambda: TensorView.from_ggml([8, 2], [4, 32], "f32", -4), "view_offs: got -4, at least 0"),
         (lambda: TensorView.from_ggml([8, 2], [4, 32], "f32", 4.0), "view_offs: got 4.0 of type float"),
         (lambda: TensorView.from_ggml([8, 2], [4, 32], "f32", 2**63), "beyond 64-bit byte addresses"),
-        (lambda: TensorView.from_ggml([8, 2], [4, 2**63], "f32"), "beyond 64-bit byte addresses"),
+        (
+            lambda: TensorView.from_ggml([8, 2], [4, 2**63], "f32"),
+            "ne, nb: .* elements of f32 are beyond 64-bit byte addresses",
+        ),
         (lambda: TensorView.from_ggml([2**40, 2**40], [1, 0], "f8e5m2"), "beyond 64-bit byte addresses"),
         (lambda: TensorView.dense((1, 2, 3, 2.5), "f32"), "shape: got 2.5 of type float"),
         (lambda: TensorView.dense((1, 2, -3, 4), "f32"), "shape: got -3, at least 0 is needed"),
-        (lambda: TensorView.dense((2**31, 2**31, 1, 4), "f32"), "beyond 64-bit byte addresses"),
+        (
+            lambda: TensorView.dense((2**31, 2**31, 1, 4), "f32"),
+            "shape: .* elements of f32 are beyond 64-bit byte addresses",
+        ),
         (lambda: TensorView.dense((1, 2, 3, 4), "f33"), "dtype: got 'f33', allowed are f16"),
         (lambda: TensorView.from_ggml([8], [4], "q4_0"), "dtype: got 'q4_0', allowed are f16, bf16, f32, f64"),
         (lambda: TensorView.from_ggml([8, 1], [4], "f32"), "ne, nb: got 2 and 1 numbers, allowed are 1 to 4"),
@@ -112,6 +154,8 @@ def test_refused_layouts(layout: Any, rank: int, message: str) -> None:
             "x: got dtype int32, allowed are float16, bfloat16",
         ),
         (lambda: TensorView.of_array(np.zeros((1, 1, 2), ">f4")), "x: got dtype >f4"),
+        (lambda: TensorView.of_array(np.zeros((1, 1, 2), ">f4"), argument="q"), "q: got dtype >f4"),
+        (lambda: dtype_name(np.int8), "x: got dtype int8"),
         (lambda: TensorView.of_array(np.zeros((3, 1, 2), "f4,f2")["f0"]), "x: byte strides .* no multiples"),
     ],
 )
