@@ -58,8 +58,11 @@ def _print(report: NpuReport) -> None:
         print(f"  {report.problem}")
         return
     m, bytes_in = report.machine, sum(c.bytes_in for c in report.cores.values())
+    groups = f"{report.groups} of {m.cores} cores"
+    if not report.groups:
+        groups = f"the driver's choice, for want of a line `// lab: local_size`; the machine has {m.cores} cores"
     fields = [
-        ("  work-groups", f"{report.groups} of {m.cores} cores"),
+        ("  work-groups", groups),
         ("  scratchpad", f"{bytes_text(report.local_bytes)} of {bytes_text(m.ub)}"),
     ]
     if report.copies:

@@ -116,6 +116,7 @@ def bench_kernels(
         report = SpeedReport(target, problem=target.problem or "")
         reports.append(report)
         left = dict(zip(names, zip(files, contracts, strict=True), strict=True))
+        again = True
         while left and not report.problem and target.device is not None:
             jobs = {
                 name: LabJob(
@@ -139,12 +140,15 @@ def bench_kernels(
                 report.workloads = records
                 break
             guilty = next((name for name in left if result.stage.startswith(f"checking {name} on ")), None)
-            reason = result.reason if result.outcome != "timeout" else f"the kernel did not end: {result.reason}"
-            if guilty is None:
-                report.workloads, report.problem = records, reason
+            silent = result.outcome == "timeout"
+            if guilty is not None:
+                report.ended[guilty] = f"the kernel did not end: {result.reason}" if silent else result.reason
+                del left[guilty]
+            elif silent and again:  # of no kernel's making: the machine may have been busy
+                again = False
+            else:
+                report.workloads, report.problem = records, result.reason
                 break
-            report.ended[guilty] = reason
-            del left[guilty]
     return reports
 
 

@@ -143,7 +143,9 @@ def _finalists(tried: Sequence[TriedSetting]) -> list[TriedSetting]:
 
 
 def _take(found: SpeedReport, some: Sequence[TriedSetting]) -> None:
-    """Take in what was measured of some combinations, in the place of earlier figures."""
+    """Take in what was measured of some combinations, in the place of earlier figures if there are new ones."""
+    if found.problem and not found.workloads:
+        return
     for tried in some:
         tried.shares, tried.gbs, tried.refused = {}, {}, []
         tried.failed = found.ended.get(tried.name, "")

@@ -17,6 +17,8 @@ from clrope.benchmark.measure import open_bench
 from clrope.benchmark.subject import on_device
 from clrope.benchmark.validation import ResultCheck
 from clrope.benchmark.workloads import select
+from clrope.device import child
+from clrope.device.child import ChildResult
 from clrope.lab import load
 from clrope.lab.lab_bench import OUR_PLAIN, bench_kernels
 from clrope.lab.lab_kernel import load_file
@@ -183,3 +185,16 @@ def test_a_kernel_that_never_ends_is_stopped_and_the_other_one_measured(device: 
     assert not report.ok
     (record,) = report.workloads
     assert {e["name"] for e in record["entries"] if e["kind"] == "kernel"} == {"mine.cl", OUR_PLAIN}
+
+
+@pytest.mark.parametrize("silences", [1, 2])
+def test_a_silence_that_is_no_kernels_fault(
+    device: DeviceInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silences: int
+) -> None:
+    """A busy machine may not answer in time: the child is run again, once, and no kernel is blamed."""
+    answers = [ChildResult("timeout", reason="no answer in 60 s", stage=f"checking {OUR_PLAIN} on decode")] * silences
+    answers.append(ChildResult("ok"))
+    monkeypatch.setattr(child, "run", lambda *given, **more: answers.pop(0))
+    (report,) = bench_kernels([load_file(write(tmp_path, ROTATION))], [None], [device.index])
+    assert report.ended == {}
+    assert report.problem == ("" if silences == 1 else "no answer in 60 s")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -168,14 +169,30 @@ def test_kernel_and_variant_exclude_each_other(tmp_path: Path) -> None:
         Rope(NEOX, kernel="mine.cl")  # type: ignore[arg-type]
 
 
+#: The path or the address of llama.cpp's file.
 ROPE_CL = os.environ.get("CLROPE_TEST_GGML_ROPE_CL", "")
 
 
-@pytest.mark.skipif(not ROPE_CL, reason="CLROPE_TEST_GGML_ROPE_CL is not set: the path of llama.cpp's rope.cl")
-def test_ggml_rope_cl(device: DeviceInfo) -> None:
+@pytest.fixture
+def rope_cl(tmp_path: Path) -> Path:
+    if not ROPE_CL:
+        pytest.skip("CLROPE_TEST_GGML_ROPE_CL is not set: the path or the https address of llama.cpp's rope.cl")
+    if not ROPE_CL.startswith("https://"):
+        return Path(ROPE_CL)
+    try:
+        with urllib.request.urlopen(ROPE_CL, timeout=30) as answer:
+            text = answer.read()
+    except OSError as error:
+        pytest.skip(f"{ROPE_CL} cannot be fetched: {error}")
+    path = tmp_path / "rope.cl"
+    path.write_bytes(text)
+    return path
+
+
+def test_ggml_rope_cl(device: DeviceInfo, rope_cl: Path) -> None:
     if "cl_khr_fp16" not in device.cl_device.extensions:
         pytest.skip(f"{device.name} has no cl_khr_fp16, which rope.cl needs")
-    file = load_file(ROPE_CL, "ggml-opencl", options=["-cl-std=CL2.0", "-Wno-incompatible-pointer-types"])
+    file = load_file(rope_cl, "ggml-opencl", options=["-cl-std=CL2.0", "-Wno-incompatible-pointer-types"])
     (report,) = LabRun(file, "ggml-opencl").on_devices([device.index]).devices
     assert report.verdict("seed") == "right"
     assert report.counts("modes")["right"] > 90
