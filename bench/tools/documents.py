@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import lzma
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,26 @@ from .acceptance import by_machine, check, machine_section
 
 ROOT = Path(__file__).resolve().parents[2]
 END = "<!-- end -->\n"
+TUNING = ROOT / "bench" / "results" / "tuning-amd-epyc.json.xz"
+#: Columns of the table of variants: (platform, dtype, in_place); of large neox tensors.
+VARIANT_COLUMNS = (("Portable Computing Language", "f32", False), ("Portable Computing Language", "f16", False),
+                   ("Intel(R) OpenCL", "f32", False), ("Intel(R) OpenCL", "bf16", True))  # fmt: skip
+#: Kinds of variants: (name, use, whether a variant with these parameters is one).
+VARIANT_KINDS: tuple[tuple[str, str, Callable[[dict[str, Any]], bool]], ...] = (
+    ("`strided`", "any strides and pairings; GPUs", lambda v: v["kernel"] == "strided"),
+    ("`tiled`", "scratchpads", lambda v: v["kernel"] == "tiled"),
+    ("`rows builtin`", "any driver", lambda v: _rows(v, access="builtin", prepared=False)),
+    ("`rows clang`", "drivers that compile `vload` to calls (PoCL)",
+     lambda v: _rows(v, access="clang", prepared=False)),
+    ("… `prepared`", "heads without a rest", lambda v: _rows(v, prepared=True, store="plain", prefetch=0)),
+    ("… `prepared prefetch`", "in place from memory",
+     lambda v: _rows(v, prepared=True, store="plain") and v.get("prefetch", 0) > 0),
+    ("… `prepared nontemporal`", "out of place from memory, aligned outputs", lambda v: _rows(v, store="nontemporal")),
+    ("… `prepared staged`", "out of place, outputs that are not aligned to vectors",
+     lambda v: _rows(v, store="staged")),
+    ("… `fused`", "small calls, which then need no table; large ones where it was faster",
+     lambda v: v["kernel"] == "rows" and v.get("angles") == "fused"),
+)  # fmt: skip
 
 
 def begin(name: str) -> str:
@@ -28,9 +50,14 @@ def documents(results: Sequence[dict[str, Any]], root: Path = ROOT) -> dict[Path
         ("docs/performance.md", "acceptance"): "".join(
             machine_section(cpu, check(found)) for cpu, found in machines.items()
         ),
+        ("docs/performance.md", "variants"): variant_table(json.loads(lzma.decompress(TUNING.read_bytes()))).markdown(),
         ("README.md", "speed"): speed_table(of_prefill(results)).markdown() if machines else "",
     }
-    return {root / file: _replaced(root / file, name, table) for (file, name), table in tables.items()}
+    texts: dict[Path, str] = {}
+    for (file, name), table in tables.items():
+        path = root / file
+        texts[path] = _replaced(path, texts.get(path) or path.read_text(encoding="utf-8"), name, table)
+    return texts
 
 
 def of_prefill(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -39,8 +66,8 @@ def of_prefill(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return next((found for found in machines if prefill_records(found)), [])
 
 
-def _replaced(file: Path, name: str, table: str) -> str:
-    before, mark, rest = file.read_text(encoding="utf-8").partition(begin(name))
+def _replaced(file: Path, text: str, name: str, table: str) -> str:
+    before, mark, rest = text.partition(begin(name))
     _, end, after = rest.partition(END)
     if not (mark and end):
         raise ValueError(f"{file}: no place for the table between {begin(name).strip()} and {END.strip()}")
@@ -68,3 +95,33 @@ def speed_table(results: Sequence[dict[str, Any]]) -> Table:
         rows.append((" ".join(group), *cells, f"{number(rate)} {peer}".strip()))
     columns = ("GB/s", *(f"#clrope on {device} (of its best copy)" for device in devices), "#best other")
     return Table("", columns, tuple(rows))
+
+
+def variant_table(tuning: dict[str, Any]) -> Table:
+    """Return what the best variant of each kind reached of the fastest copy, from what `clrope tune` remembers."""
+    records = [entry["record"] for entry in tuning["entries"].values()]
+    shares: list[list[str]] = []
+    for platform, dtype, in_place in VARIANT_COLUMNS:
+        (record,) = (
+            r for r in records
+            if r["facts"]["platform"] == platform and r["size"] == "large" and r["pairing"] == "neox"
+            and (r["dtype"], r["in_place"]) == (dtype, in_place)
+        )  # fmt: skip
+        best = [
+            max((r["gbs"] for r in record["results"] if r.get("gbs") and is_one(r["variant"])), default=None)
+            for _, _, is_one in VARIANT_KINDS
+        ]
+        shares.append(["-" if gbs is None else f"{gbs / record['ceiling_gbs']:.2f}" for gbs in best])
+    heads = (
+        f"#{dtype} {'in' if in_place else 'out of'} place, {'PoCL' if platform.startswith('Portable') else 'Intel'}"
+        for platform, dtype, in_place in VARIANT_COLUMNS
+    )
+    rows = ((name, use, *cells) for (name, use, _), *cells in zip(VARIANT_KINDS, *shares, strict=True))
+    return Table("", ("variant", "use", *heads), tuple(rows))
+
+
+def _rows(variant: dict[str, Any], **wanted: Any) -> bool:
+    """Whether a variant is one of `rows` with these parameters, and with tables."""
+    usual = {"access": "builtin", "prepared": False, "store": "plain", "prefetch": 0, "angles": "cached"}
+    got = {**usual, **variant}
+    return got["kernel"] == "rows" and got["angles"] == "cached" and all(got[k] == v for k, v in wanted.items())
