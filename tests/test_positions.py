@@ -136,6 +136,22 @@ def test_the_last_positions_of_32_and_64_bits() -> None:
         position_rows(2**63 - 3, NEOX, batch=1, seq=4)
 
 
+def test_which_forms_batches_share() -> None:
+    for positions in (7, [1, 2, 3], [[1, 2, 3]]):
+        for config in (NEOX, SECTIONS):
+            assert position_rows(positions, config, batch=2, seq=3).batch_stride == 0
+    assert position_rows([1, 2], NEOX, batch=2, seq=3).batch_stride == 3
+    assert position_rows(np.zeros((3, 2, 5), int), SECTIONS, batch=2, seq=5).batch_stride == 5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_tables_of_any_number(dtype: str) -> None:
+    for length in (0, 1, 7):
+        found = position_rows(np.arange(length, dtype=dtype), NEOX, batch=None, seq=None)
+        assert (found.count, found.rows.tolist()) == (length, [list(range(length))])
+        assert position_rows(np.zeros((4, length), dtype), SECTIONS, batch=None, seq=None).count == length
+
+
 def test_section_rows_that_batches_share() -> None:
     rows = np.arange(20).reshape(4, 1, 5)
     found = position_rows(rows, SECTIONS, batch=2, seq=5)
@@ -191,6 +207,7 @@ def test_text_in_section_modes_is_neox(device: clrope.DeviceInfo, mode: Any, rng
         ([1, 2, 2**63], NEOX, r"positions: got 9223372036854775808, allowed are"),
         (-(2**63) - 1, NEOX, r"positions: got -9223372036854775809, allowed are"),
         ([[1, 2, 10**30]] * 2, NEOX, rf"positions: got {10**30}, allowed are"),
+        ([-1, 0.5, 0.0], NEOX, r"positions: got dtype float64"),
         ((1, 2, None), NEOX, r"positions: got dtype object"),
         (2**63 - 2, NEOX, "positions: offset 9223372036854775806 with 3 tokens goes beyond 64-bit integers"),
         ([2**63 - 2, 0], NEOX, "positions: offset 9223372036854775806 with 3 tokens goes beyond 64-bit integers"),
@@ -201,11 +218,15 @@ def test_refusals(positions: Any, config: RopeConfig, message: str) -> None:
         position_rows(positions, config, batch=2, seq=3)
 
 
-def test_packed_sequences(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+def test_positions_of_packed_sequences() -> None:
     assert packed_positions([0, 3, 3, 5], 5).tolist() == [0, 1, 2, 0, 1]
     assert packed_positions([0, 3, 5], 5, offsets=[10, -4]).tolist() == [10, 11, 12, -4, -3]
+    assert packed_positions([0, 0], 0).tolist() == []
     last = 2**63 - 1
     assert packed_positions([0, 2, 2, 3], 3, offsets=[last - 1, last, last]).tolist() == [last - 1, last, last]
+
+
+def test_packed_sequences(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     x = rng.uniform(-1, 1, (7, 2, 8)).astype(np.float32)
     bounds = [0, 2, 2, 6, 7]
     packed = clrope.rope(x, packed_positions(bounds, 7), NEOX, device=device.index)
