@@ -101,11 +101,22 @@ def check_kernel(
         return
     if not path:
         raise ConfigError("KERNEL: not given; a kernel file is needed, or --new NAME")
-    for name, given in (("--against", against), ("--workload", workload)):
-        if given and not bench:
+    for name, values in (("--against", against), ("--workload", workload)):
+        if values and not bench:
             raise ConfigError(f"{name}: given without --bench")
     if waive and not races:
         raise ConfigError("--waive: given without --races, whose findings it waives")
+    ways = {"--npu": npu, "--counts": counts, "--races": races, "--bench": bench, "--watch": watching}
+    chosen = [name for name, given in ways.items() if given]
+    if len(chosen) > 1:
+        raise ConfigError(f"{chosen[1]}: given together with {chosen[0]}; each is a run of its own")
+    for name, given, ignored_by in (
+        ("--suite", suite, ("--npu", "--counts", "--races", "--bench")),
+        ("--filter", text, ("--npu", "--counts", "--races", "--bench")),
+        ("--device", device, ("--counts", "--races")),
+    ):
+        if given and chosen and chosen[0] in ignored_by:
+            raise ConfigError(f"{name}: given together with {chosen[0]}, which does not use it")
     from ..lab import lab_kernel
 
     def load_it() -> LabFile:

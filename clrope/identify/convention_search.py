@@ -41,6 +41,8 @@ _FEW_HALVES, _FEW_PAIRINGS = 4, 10
 _FEW_LINES = 6
 #: A number replaces a fitted one if it raises the squares of the angles that are left by no more than chance may.
 _CHANCE = 25.0
+#: The least score of differences of positions of a convention: without one, no offset explains the tokens.
+_EXPLAINED = 0.5
 _OFFSETS = (1 << 12, 1 << 18)
 
 
@@ -165,6 +167,8 @@ class Search:
         for scale in KNOWN_SCALES:
             scored += [(score_of(turns, line), line) for line in search_base(turns, scale)]
         scored.sort(key=lambda row: -row[0])
+        if scored[0][0] < _EXPLAINED:
+            return []
         worst = 5 * (1 - scored[0][0]) + 1e-9
         once = {(line.scale, line.sign, round(line.log_base, 5)): line for score, line in scored if 1 - score <= worst}
         return list(once.values())[:_FEW_LINES]

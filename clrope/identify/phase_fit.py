@@ -232,8 +232,7 @@ def _promising(turns: Turns, scale: float, log_bases: F64, cell: int, half: floa
         odd = np.sum(np.einsum("kp,nkp->np", turns.product.imag, np.sin(phase)) * use, axis=1)
         enough = even + np.abs(odd) >= _PROMISING * np.sum(use * weight, axis=1)
         kept[part] = enough | (np.sum(use, axis=1) < _ENOUGH_PAIRS)
-    out: F64 = log_bases[np.repeat(kept, cell)[: len(log_bases)]]
-    return out
+    return np.asarray(log_bases[np.repeat(kept, cell)[: len(log_bases)]])
 
 
 def _peaks(turns: Turns, scales: F64, log_bases: F64) -> Iterator[FrequencyLine]:

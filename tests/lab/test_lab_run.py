@@ -218,3 +218,20 @@ def test_the_command(device: DeviceInfo, tmp_path: Path, capsys: pytest.CaptureF
     assert report["schema"] == "clrope.lab/1"
     assert report["ok"]
     assert report["devices"][0]["verdicts"] == {"modes": "right"}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"counts": True, "races": True}, "--races: given together with --counts; each is a run of its own"),
+        ({"bench": True, "watching": True}, "--watch: given together with --bench; each is"),
+        ({"races": True, "suite": ["seed"]}, "--suite: given together with --races, which does not use it"),
+        ({"npu": "edge", "text": "f32"}, "--filter: given together with --npu, which"),
+        ({"counts": True, "device": ["pocl"]}, "--device: given together with --counts, which"),
+    ],
+)
+def test_options_that_exclude_each_other(tmp_path: Path, given: dict[str, object], says: str) -> None:
+    from clrope.cli.lab_command import check_kernel
+
+    with pytest.raises(ConfigError, match=says):
+        check_kernel(str(write(tmp_path, TABLES)), **given)  # type: ignore[arg-type]
