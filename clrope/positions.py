@@ -168,6 +168,8 @@ def _free_length(array: npt.NDArray[Any], sections: bool) -> int:
     if array.ndim == 0:
         return 1
     if array.ndim == 1 or (array.ndim == 2 and sections):
+        if array.shape[-1] > LONGEST_AXIS:
+            raise ShapeError(f"positions: got shape {list(array.shape)}, an axis has at most 2**30 elements")
         return int(array.shape[-1])
     raise ShapeError(
         f"positions: got shape {list(array.shape)}, allowed here are an int, [R]"

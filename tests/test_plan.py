@@ -181,6 +181,33 @@ def test_chunks_cover_every_token_once(rng: np.random.Generator) -> None:
     assert len(small) == 4  # 8, 4, 2 tokens
 
 
+def test_the_size_of_chunks() -> None:
+    def cut(batches: int, tokens: int, stride: int, most: int) -> list[Chunk]:
+        return chunks_that_fit(batches, tokens, stride, most, lambda _: True, "y")
+
+    assert cut(3, 5, 5, 99) == [Chunk(slice(0, 3), slice(0, 5), slice(0, 15), 5)]
+    assert cut(3, 5, 0, 99) == [Chunk(slice(0, 3), slice(0, 5), slice(0, 5), 0)]
+    assert cut(3, 5, 5, 14) == [
+        Chunk(slice(0, 2), slice(0, 5), slice(0, 10), 5), Chunk(slice(2, 3), slice(0, 5), slice(10, 15), 5)
+    ]  # fmt: skip
+    assert cut(2, 5, 5, 4) == [
+        Chunk(slice(0, 1), slice(0, 4), slice(0, 4), 0), Chunk(slice(1, 2), slice(0, 4), slice(5, 9), 0),
+        Chunk(slice(0, 1), slice(4, 5), slice(4, 5), 0), Chunk(slice(1, 2), slice(4, 5), slice(9, 10), 0),
+    ]  # fmt: skip
+    assert cut(1, 3, 0, 0) == [Chunk(slice(0, 1), slice(s, s + 1), slice(s, s + 1), 0) for s in range(3)]
+    assert cut(0, 5, 5, 9) == []
+    # Halves, rounded up: 100 -> 50 -> 25 -> 13 -> 7.
+    tried: list[int] = []
+
+    def fits(chunk: Chunk) -> bool:
+        tried.append(chunk.tokens.stop - chunk.tokens.start)
+        return tried[-1] <= 7
+
+    found = chunks_that_fit(1, 100, 0, 10**9, fits, "y")
+    assert [c.tokens.stop - c.tokens.start for c in found] == [7] * 14 + [2]
+    assert tried[:5] == [100, 50, 25, 13, 7]
+
+
 def test_no_fp64(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     op = Rope(RopeConfig("neox"), replace(device, fp64=False))
     with pytest.raises(DeviceError, match=r"device '.*' on '.*' has no fp64, float64 tensors need it"):

@@ -152,6 +152,12 @@ def test_rows_of_tables_of_any_number(dtype: str) -> None:
         assert position_rows(np.zeros((4, length), dtype), SECTIONS, batch=None, seq=None).count == length
 
 
+def test_more_rows_of_tables_than_kernels_count() -> None:
+    for shape in ((2**30 + 1,), (4, 2**40)):
+        with pytest.raises(ShapeError, match=r"positions: got shape \[.*\], an axis has at most 2\*\*30 elements"):
+            position_rows(np.broadcast_to(np.int8(1), shape), SECTIONS, batch=None, seq=None)
+
+
 def test_section_rows_that_batches_share() -> None:
     rows = np.arange(20).reshape(4, 1, 5)
     found = position_rows(rows, SECTIONS, batch=2, seq=5)
