@@ -26,6 +26,8 @@ SCHEMA = "clrope.lab/1"
 USUAL_SUITES = ("seed", "modes")
 #: Seconds without a result after which a child is killed: the kernel never ends.
 SILENCE = 20.0
+#: Seconds for a child that was silent before its first case, the second time.
+_PATIENCE = 120.0
 #: Children that may end by a crash or a timeout before the rest of a device's cases is left out.
 _MOST_ENDED = 3
 
@@ -169,7 +171,7 @@ class LabRun:
         if target.problem or target.device is None:
             return report
         self._started(target, len(self.cases))
-        todo, ended = list(self.cases), 0
+        todo, ended, silence = list(self.cases), 0, self._silence
         while todo:
             job = LabJob(
                 str(self.file.path), self._contract, self.file.kernel, list(self.file.options), target.device.key,
@@ -178,11 +180,14 @@ class LabRun:
             heard = _Heard(report, self.cases, lambda result: self._done(target, result))
             result = child.run(
                 msgspec.to_builtins(job), self._environment, module="clrope.lab.lab_worker", limit=3600.0,
-                silence=self._silence, heard=heard,
+                silence=silence, heard=heard,
             )  # fmt: skip
             if result.outcome == "ok":
                 report.left_out = len(self.cases) - len(report.results)
                 break
+            if result.outcome == "timeout" and heard.number < 0 and silence < _PATIENCE:
+                silence = _PATIENCE  # no kernel has run yet: the machine is busy
+                continue
             ended += 1
             heard.ended(result)
             todo = [case for case in todo if case[2] > heard.number]
@@ -213,8 +218,10 @@ class _Heard:
         last = result.output.splitlines()[-1] if result.output else ""
         status = {"crash": "crash", "timeout": "loop"}.get(result.outcome, "driver error")
         reason = result.reason.partition(" while ")[0]
-        if status == "loop":
-            reason = f"the kernel did not end: {reason}; the process was stopped"
+        if status == "loop" and self.number < 0:
+            status, reason = "driver error", result.reason
+        elif status == "loop":
+            reason = f"the kernel did not end: {reason}; the process was stopped (--seconds N waits longer)"
         known = {(r.suite, r.case) for r in self._report.results}
         number = max(self.number, 0)
         if self._cases[number][:2] not in known:

@@ -15,6 +15,8 @@ from lab_kernels import PLAIN, POSITIONS, TABLES, changed
 
 import clrope
 from clrope import ConfigError, DeviceInfo, Rope, RopeConfig, UnsupportedError
+from clrope.device import child
+from clrope.device.child import ChildResult
 from clrope.lab import load
 from clrope.lab.lab_kernel import load_file
 from clrope.lab.lab_run import LabDeviceReport, LabRun
@@ -72,7 +74,8 @@ def test_a_right_kernel(device: DeviceInfo, tmp_path: Path) -> None:
 )
 def test_what_ends_badly(device: DeviceInfo, tmp_path: Path, edit: str, verdict: str, said: str) -> None:
     path = write(tmp_path, changed(TABLES, [("  y[i] =", f"{edit}  y[i] =")]))
-    report = run(path, device, silence=6.0, stop_at_first=True)
+    # Short only for the kernel that never ends: on a busy machine the others need longer to begin.
+    report = run(path, device, silence=8.0 if verdict == "loop" else 120.0, stop_at_first=True)
     assert report.verdict("modes") == verdict
     assert report.first_failure is not None
     assert said in report.first_failure.outcome.detail
@@ -83,6 +86,32 @@ def test_what_ends_badly(device: DeviceInfo, tmp_path: Path, edit: str, verdict:
 
 
 NEOX = RopeConfig("neox")
+
+
+@pytest.mark.parametrize("silences", [1, 2])
+def test_a_silence_before_the_first_case(
+    device: DeviceInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silences: int
+) -> None:
+    """No kernel has run, so none is called endless; the child is started again, once, with more patience."""
+    reason = "no answer in 6 s while looking for the device"
+    answers = [ChildResult("timeout", reason=reason, stage="looking for the device")] * silences
+    answers.append(ChildResult("ok"))
+    patience = []
+
+    def answer(*given: object, silence: float, **more: object) -> ChildResult:
+        patience.append(silence)
+        return answers.pop(0)
+
+    monkeypatch.setattr(child, "run", answer)
+    report = run(write(tmp_path, TABLES), device, silence=6.0)
+    assert patience[0] == 6
+    assert patience[1] > 30
+    if silences == 1:
+        assert report.results == []
+    else:
+        assert report.verdict("modes") == "driver error"
+        assert report.first_failure is not None
+        assert report.first_failure.outcome.detail == reason
 
 
 def test_a_kernel_that_aborts(device: DeviceInfo, tmp_path: Path) -> None:
