@@ -195,13 +195,16 @@ def test_the_size_of_chunks() -> None:
         Chunk(slice(0, 1), slice(4, 5), slice(4, 5), 0), Chunk(slice(1, 2), slice(4, 5), slice(9, 10), 0),
     ]  # fmt: skip
     assert cut(1, 3, 0, 0) == [Chunk(slice(0, 1), slice(s, s + 1), slice(s, s + 1), 0) for s in range(3)]
+    assert [c.batches for c in cut(8, 1, 0, 4)] == [slice(0, 4), slice(4, 8)]
     assert cut(0, 5, 5, 9) == []
-    # Halves, rounded up: 100 -> 50 -> 25 -> 13 -> 7.
+    assert sum(c.batches.stop - c.batches.start for c in cut(2, 0, 0, 9)) == 2
+    assert len(chunks_that_fit(1, 2, 0, 9, lambda c: c.tokens.stop - c.tokens.start == 1, "y")) == 2
+    # Halves, rounded up: 100 -> 50 -> 25 -> 13 (of which the last, of 9, would fit) -> 7.
     tried: list[int] = []
 
     def fits(chunk: Chunk) -> bool:
         tried.append(chunk.tokens.stop - chunk.tokens.start)
-        return tried[-1] <= 7
+        return tried[-1] <= 9
 
     found = chunks_that_fit(1, 100, 0, 10**9, fits, "y")
     assert [c.tokens.stop - c.tokens.start for c in found] == [7] * 14 + [2]
