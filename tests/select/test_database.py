@@ -272,6 +272,15 @@ def test_angles_are_made_only_as_it_was_measured(cpu: clrope.DeviceInfo, cache: 
         assert {variant.angles for variant in plan.variants} == {angles}, config
 
 
+def test_the_safe_variant_stands_in_for_a_default_that_failed(cpu: clrope.DeviceInfo, cache: Path) -> None:
+    default, safe = default_for(cpu, KEY).fit(place()), safe_variant(cpu.kind, "f32", "neox").fit(place())
+    assert default.compiled != safe.compiled
+    database.save(cpu, [TuningRecord(KEY, (VariantResult(default, "crash"),), 4096)])
+    assert choose(cpu, place()) == safe
+    # A variant that the caller names is used even so.
+    assert select(cpu, place(), 1 << 26, default) == default
+
+
 @pytest.mark.parametrize("kind", ["build_error", "crash", "timeout", "wrong", "not_run"])
 def test_what_is_known_to_fail_is_not_chosen(cpu: clrope.DeviceInfo, cache: Path, kind: OutcomeKind) -> None:
     default = default_for(cpu, KEY)
