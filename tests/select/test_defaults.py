@@ -18,7 +18,7 @@ import clrope
 from clrope.cli.main import app
 from clrope.device.info import DeviceInfo
 from clrope.kernels.problem import AngleForm, Pairing, PairLayout, Problem
-from clrope.kernels.variant import Variant, candidates
+from clrope.kernels.variant import STRIDED, Variant, candidates
 from clrope.layout import DTYPES, TensorView
 from clrope.select import database, defaults
 from clrope.select.choice import select
@@ -177,3 +177,12 @@ def test_written_from_tuning_files(
     assert CliRunner().invoke(app, ["tune", "--write-defaults"]).exit_code == 2
     (tmp_path / "other.json").write_text("{}")
     assert CliRunner().invoke(app, ["tune", "--write-defaults", str(tmp_path / "other.json")]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "pairing", "width"),
+    [("f32", "neox", 8), ("f16", "normal", 4), ("f64", "neox", 4), ("f64", "normal", 2)],
+)
+def test_the_safe_variant_has_vectors_of_32_bytes(dtype: str, pairing: Pairing, width: int) -> None:
+    assert safe_variant("cpu", dtype, pairing) == Variant(width=width)
+    assert safe_variant("gpu", dtype, pairing) == STRIDED
