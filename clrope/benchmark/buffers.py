@@ -83,7 +83,21 @@ class Change:
         """Return a tensor [B, S, N, ...] changed; the tensor itself if nothing changes."""
         if (self.sign, self.heads) == (1, 0):
             return tensor
-        return np.roll(tensor if self.sign > 0 else -tensor, self.heads, 2)
+        changed = np.empty_like(tensor)
+        self.put(tensor, changed)
+        return changed
+
+    def put(self, tensor: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+        """Write a tensor [B, S, N, ...] changed into another one, in one pass."""
+        kept = tensor.shape[2] - self.heads
+        for to, part in (
+            (out[:, :, self.heads :], tensor[:, :, :kept]),
+            (out[:, :, : self.heads], tensor[:, :, kept:]),
+        ):
+            if self.sign > 0:
+                to[...] = part
+            else:
+                np.negative(part, out=to)
 
 
 #: The input as it is.
@@ -104,9 +118,10 @@ class Inputs:
 
     def changed(self, change: Change) -> Bytes:
         """Return a new block of the changed values."""
-        block = self.block.copy()
+        block = np.empty_like(self.block)
+        block[self.workload.tensor_bytes :] = self.block[self.workload.tensor_bytes :]
         for to, tensor in zip(tensors_of(self.workload, block), self.tensors, strict=True):
-            to[...] = change.of(tensor)
+            change.put(tensor, to)
         return block
 
 
