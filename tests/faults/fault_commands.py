@@ -25,6 +25,8 @@ COMMANDS: dict[str, list[str]] = {
 #: Exit codes that are promised: done, done with something that failed, no device.
 PROMISED = (0, 1, 2)
 HANG_LIMIT = 4
+#: Calls of each function that go wrong in `clrope tune`, which makes more than 100,000, without a given number.
+TUNE_SAMPLE = 3
 PATIENCE = 300.0
 
 
@@ -87,6 +89,8 @@ def rows(
     what: str, devices: Sequence[str], library: Path, action: str, sample: int, seed: int, folder: Path
 ) -> Iterator[tuple[str, str, str, str, int, int, str]]:
     """Yield the fields of a row for each fault. 'devices' probes all devices at once, each in a child of its own."""
+    if what == "tune":
+        sample = sample or TUNE_SAMPLE
     for device in devices if what == "tune" else [None]:
         fine, lines = attempt(what, device, library, None, folder)
         assert lines, fine  # or the table would be empty

@@ -9,17 +9,26 @@ import argparse
 import gc
 import json
 import random
+import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from fault_layer import LAST, Fault, Layer
 
 import clrope
 from clrope import RopeConfig
+from clrope.device import child
 from clrope.emulation import emulate_cos_sin, emulate_rope
 from clrope.errors import RopeError
+from clrope.kernels.variant import Variant
 from clrope.runtime import runtimes
+from clrope.select.records import TuningKey
+from clrope.tune import worker
+from clrope.tune.search import _Group
 
 NEOX = RopeConfig("neox", 64, freq_base=1e4)
 POISON = 0xA5
@@ -123,7 +132,47 @@ def tables(device: clrope.DeviceInfo, rng: np.random.Generator, armed: Armed) ->
     yield armed(lambda: clrope.rotate(x, cos, sin, device=device)), emulate_rope(x, PLACES, NEOX)
 
 
-SCENARIOS: dict[str, Scenario] = {f.__name__: f for f in (one_shot, plan, copies, arrays, tables)}
+def tuning(device: clrope.DeviceInfo, rng: np.random.Generator, armed: Armed) -> Iterator[tuple[Any, Any]]:
+    """A small tuning whose child processes run in this one: two rounds of few variants on 64 KiB."""
+    keys = [TuningKey("f32", "neox", in_place, "medium") for in_place in (False, True)]
+    group = _Group(device, 0, "f32", "neox", keys, TUNED, {"medium": 64 << 10}, 60.0, {}, int(rng.integers(99)))
+    with children(lambda job, **_: in_process(job, armed)):
+        records = group.run(time.monotonic() + 60)
+    failed = [f"{r.variant}: {r.outcome}, {r.reason}" for r in group.failed.values()]
+    if failed or group.errors:
+        raise RopeError(" / ".join((*failed, *group.errors)))
+    found = [f"{record.key}: {record.winner in TUNED}, {len(record.results)}" for record in records]
+    yield found, [f"{key}: True, {len(TUNED)}" for key in keys]
+
+
+#: What `tuning` tries: a kernel with tables, and one that computes the angles.
+TUNED = [Variant("rows", width=4), Variant("rows", width=4, prepared=True, angles="fused")]
+
+
+def in_process(job: dict[str, Any], armed: Armed) -> child.ChildResult:
+    """Do a child's job here; how it ends is told as `child.run` tells it."""
+    entries: list[dict[str, Any]] = []
+    try:
+        armed(lambda: worker._work(json.loads(json.dumps(job)), lambda **entry: entries.append(entry)))
+    except Exception as error:
+        stage = next((e["stage"] for e in reversed(entries) if "stage" in e), "starting")
+        return child.ChildResult("error", {}, f"exit status 1 while {stage}: {error}", stage, "", entries)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return child.ChildResult("ok", {}, "", "", "", json.loads(json.dumps(entries)))
+
+
+@contextmanager
+def children(run: Callable[..., child.ChildResult]) -> Iterator[None]:
+    """Tune by another `child.run`, in two rounds of one run each, so that an index always means the same call."""
+    with (
+        mock.patch.object(child, "run", run), mock.patch.object(worker, "MOST_ROUNDS", 2),
+        mock.patch.object(worker, "TURN_BYTES", 1),
+    ):  # fmt: skip
+        yield
+
+
+SCENARIOS: dict[str, Scenario] = {f.__name__: f for f in (one_shot, plan, copies, arrays, tables, tuning)}
 
 
 #: What goes wrong. "on": all later calls, too. Dropped commands and changed bytes are found by probes only: a call does

@@ -25,7 +25,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.one_in(20)
 @pytest.mark.parametrize("action", ["fail", "fail on", "late", "late on", "event", "delay"])
-@pytest.mark.parametrize("what", ["one_shot", "plan", "copies", "arrays", "tables"])
+@pytest.mark.parametrize("what", ["one_shot", "plan", "copies", "arrays", "tables", "tuning"])
 def test_calls(device: DeviceInfo, library: Path, what: str, action: str, seed: int) -> None:
     rows = list(fault_table.calls(device.index, library, what, action, sample=1, seed=seed))
     assert len(rows) > (0 if action == "event" else 10)
