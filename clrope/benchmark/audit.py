@@ -91,7 +91,7 @@ class Audit:
 
 
 def too_fast(entry: BenchmarkEntry, entries: Sequence[BenchmarkEntry]) -> str:
-    """Return why an entry's time is impossible beside the ceilings of its device and run; '' if it is possible."""
+    """Return why an entry's time is impossible, given the ceilings of its device and run; '' if it is possible."""
     wall = entry.stats("wall")
     if wall is None:
         return ""

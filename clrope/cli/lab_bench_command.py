@@ -1,4 +1,4 @@
-"""`clrope lab --bench`: speed of kernel files beside this package's kernels and the device's copies."""
+"""`clrope lab --bench`: speed of kernel files compared with this package's kernels and the device's copies."""
 
 from __future__ import annotations
 

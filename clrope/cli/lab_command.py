@@ -65,7 +65,7 @@ def check_kernel(
         list[str] | None, value("KIND[:LINE]", "Finding of --races that is intended, such as race:12 (repeatable).")
     ] = None,
     bench: Annotated[
-        bool, flag("--bench", "Measure the speed beside clrope's kernels and the device's copies.")
+        bool, flag("--bench", "Measure the speed, side by side with clrope's kernels and the device's copies.")
     ] = False,
     against: Annotated[
         list[str] | None, value("KERNEL", "Another kernel file for --bench, with lines of its own (repeatable).")

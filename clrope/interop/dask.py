@@ -120,7 +120,7 @@ def _rotate_block(
     if 0 in x.shape:
         return x
     if isinstance(x, np.ndarray) and not x.flags.aligned:
-        x = x.copy()  # it was sent, and lies anywhere in a message
+        x = x.copy()  # it was sent, and begins anywhere in a message
     axis = layout.index("s")
     tokens = x.shape[axis]
     if counted:

@@ -1,4 +1,4 @@
-"""Speed of lab kernels: beside this package's kernels and the device's copies, each device in a child process."""
+"""Speed of lab kernels next to this package's kernels and the device's copies, each device in a child process."""
 
 from __future__ import annotations
 
