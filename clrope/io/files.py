@@ -16,6 +16,7 @@ import hashlib
 import math
 import os
 import stat
+import tokenize
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -43,6 +44,9 @@ _WRITABLE = frozenset(
 )
 #: safetensors' names of types that its NumPy interface cannot read.
 _FLOAT8 = {"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2)}
+_SAFETENSORS = (
+    "BOOL", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "F16", "BF16", "F32", "F64", *_FLOAT8
+)  # fmt: skip
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
@@ -134,10 +138,12 @@ def _load_npy(path: Path) -> Array:
         nbytes = _claimed_bytes(file)
         _check_size(nbytes, os.fstat(file.fileno()).st_size - file.tell())
     try:
-        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        mapped = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        if mapped.flags.aligned:  # not every writer fills the header up to a multiple of 64 bytes
+            return mapped
     except ValueError:
-        # An empty array cannot be mapped. What is wrong in another way fails here again.
-        return np.asarray(np.load(path, allow_pickle=False))
+        pass  # an empty array cannot be mapped; what is wrong in another way fails here again
+    return np.asarray(np.load(path, allow_pickle=False))
 
 
 def _claimed_bytes(file: IO[bytes]) -> int:
@@ -145,7 +151,10 @@ def _claimed_bytes(file: IO[bytes]) -> int:
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
         raise ValueError(f"format version {version[0]}.{version[1]}, allowed are 1.0 and 2.0")
-    shape, _, dtype = _HEADERS[version](file)
+    try:
+        shape, _, dtype = _HEADERS[version](file)
+    except (SyntaxError, tokenize.TokenError) as error:
+        raise ValueError("its header is no dictionary of descr, fortran_order and shape") from error
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
     if any(type(length) is not int or length < 0 for length in shape):
@@ -201,11 +210,15 @@ def _read_safetensors(path: Path) -> dict[str, Array]:
     try:
         with safetensors.safe_open(path, framework="np") as file:
             names = list(file.offset_keys())
-            if not any(file.get_slice(name).get_dtype() in _FLOAT8 for name in names):
+            types = {name: file.get_slice(name).get_dtype() for name in names}
+            for name, dtype in types.items():
+                if dtype not in _SAFETENSORS:
+                    raise ValueError(f"array {name!r} has type {dtype}, allowed are {', '.join(_SAFETENSORS)}")
+            if not _FLOAT8.keys() & types.values():
                 return {name: np.asarray(file.get_tensor(name)) for name in names}
             entries = dict(safetensors.deserialize(path.read_bytes()))  # type: ignore[no-untyped-call]
             return {
-                name: _float8(entries[name]) if entries[name]["dtype"] in _FLOAT8 else np.asarray(file.get_tensor(name))
+                name: _float8(entries[name]) if types[name] in _FLOAT8 else np.asarray(file.get_tensor(name))
                 for name in names
             }
     except safetensors.SafetensorError as error:

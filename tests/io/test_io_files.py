@@ -223,6 +223,32 @@ def test_unaligned_tensor_is_copied(tmp_path: Path) -> None:
     assert_equal(read_arrays(tmp_path / "a.safetensors"), {"x": np.array([1, 2], np.float32)})
 
 
+@pytest.mark.parametrize("filled", range(4))
+def test_unaligned_npy_is_copied(tmp_path: Path, filled: int) -> None:
+    values = np.random.default_rng().standard_normal(6).astype(np.float32)
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3)}" + b" " * filled + b"\n"
+    start = b"\x93NUMPY\x02\x00" + struct.pack("<I", len(header))
+    (tmp_path / "a.npy").write_bytes(start + header + values.tobytes())
+    (read,) = read_arrays(tmp_path / "a.npy").values()
+    assert read.flags.aligned
+    assert_equal({"x": read}, {"x": values.reshape(2, 3)})
+
+
+@pytest.mark.parametrize("header", ["{'descr': '<f4'", "  {\n 'descr'", "(" * 500, "{'descr': '<f4\n"])
+def test_a_header_that_is_no_dictionary(tmp_path: Path, header: str) -> None:
+    start = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header))
+    (tmp_path / "a.npy").write_bytes(start + header.encode() + bytes(64))
+    with pytest.raises(RopeError, match=r"\((its header is no dictionary of|Cannot parse header)"):
+        read_arrays(tmp_path / "a.npy")
+
+
+def test_a_type_that_numpy_lacks(tmp_path: Path) -> None:
+    header = json.dumps({"x": {"dtype": "F8_E8M0", "shape": [8], "data_offsets": [0, 8]}}).encode()
+    (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    with pytest.raises(RopeError, match="array 'x' has type F8_E8M0, allowed are BOOL"):
+        read_arrays(tmp_path / "a.safetensors")
+
+
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
     return tmp_path / "x.npy"
