@@ -10,8 +10,19 @@ import os
 import stat
 from pathlib import Path
 
+from .errors import ConfigError
+
 #: Bytes of a configuration; those of models have a few thousand.
 LARGEST_CONFIG = 2 << 20
+
+
+def path_argument(name: str, given: object) -> Path:
+    """Return the path that an argument is; `ConfigError` for what is none."""
+    if not isinstance(given, (str, os.PathLike)) or not isinstance(path := os.fspath(given), str):
+        raise ConfigError(f"{name}: got {type(given).__name__}, a path is needed: a str or an os.PathLike of one")
+    if "\0" in path:
+        raise ConfigError(f"{name}: got {path[:200]!r}, a path has no null character")
+    return Path(path)
 
 
 def require_regular(path: str | os.PathLike[str] | int) -> None:

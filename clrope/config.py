@@ -6,12 +6,14 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any, Literal
 
-from .errors import ConfigError
+from .bounded_read import path_argument
+from .errors import ConfigError, naming_file
 from .io import gguf, hf, presets
 from .io.hf_rope import LEAST_REAL, MOST_COUNT, MOST_DIMS, MOST_REAL, short
 from .mode import GGML_MODES, SECTION_MODES, Mode, modes_text, parse_mode
@@ -230,7 +232,8 @@ class RopeConfig:
         that is `qk_rope_head_dim`: give that slice of q and k. What is not understood is refused by `ConfigError` with
         the key's name; `docs/configs.md` lists what is.
         """
-        return cls(**hf.fields_from_hf(source, seq_len, layer_type=layer_type, mode=mode))
+        with nullcontext() if isinstance(source, Mapping) else naming_file(path_argument("source", source)):
+            return cls(**hf.fields_from_hf(source, seq_len, layer_type=layer_type, mode=mode))
 
     @classmethod
     def from_gguf(
@@ -241,13 +244,14 @@ class RopeConfig:
         seq_len: int | None = None,
         layer_type: str | None = None,
     ) -> RopeConfig:
-        """Read a GGUF model file. Needs the extra `models`.
+        """Read a GGUF model file.
 
         mode:       the pairing, overriding what is known of the architecture; needed where nothing is known.
         seq_len:    context length that will be run; needed by files with long and short factors (Phi-3, MiniCPM).
         layer_type: 'full_attention' or 'sliding_attention'; needed where the two have different RoPE (Gemma 3).
         """
-        return cls(**gguf.fields_from_gguf(path, mode=mode, seq_len=seq_len, layer_type=layer_type))
+        with naming_file(path_argument("path", path)):
+            return cls(**gguf.fields_from_gguf(path, mode=mode, seq_len=seq_len, layer_type=layer_type))
 
     @classmethod
     def preset(cls, name: str) -> RopeConfig:

@@ -51,6 +51,18 @@ class CacheWarning(RuntimeWarning):
 
 
 @contextmanager
+def naming_file(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Put the file before the messages of `ConfigError` raised inside, where they do not begin with it."""
+    try:
+        yield
+    except ConfigError as error:
+        name, message = os.fspath(path), str(error)
+        if message.startswith((f"{name}:", f"{name}{os.sep}")):
+            raise
+        raise ConfigError(f"{name}: {message}") from error
+
+
+@contextmanager
 def renamed(names: Mapping[str, str]) -> Iterator[None]:
     """Replace argument names at the start of the messages of `ConfigError` and `ShapeError` raised inside.
 

@@ -8,12 +8,13 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from ..bounded_read import LARGEST_CONFIG, read_bounded_text
 from ..config import RopeConfig
-from ..errors import ConfigError, RopeError
+from ..errors import ConfigError, RopeError, naming_file
 from ..io.files import read_arrays
 from ..layout import DTYPES
 from .options import LayerType, Mode, SeqLen, value
@@ -88,7 +89,9 @@ def _read_config(given: dict[str, Any]) -> RopeConfig:
         if name in fields:
             fields[name] = parsed(fields[name])
     if "config" in given:
-        return RopeConfig.from_dict({**read_json(given["config"]), **fields})
+        read_fields = read_json(given["config"])
+        with nullcontext() if fields else naming_file(given["config"]):  # with options, either may be what is wrong
+            return RopeConfig.from_dict({**read_fields, **fields})
     if "gguf" in given or "hf" in given:
         read = RopeConfig.from_gguf if "gguf" in given else RopeConfig.from_hf
         reading = {name: given.get(name) for name in ("seq_len", "layer_type")}

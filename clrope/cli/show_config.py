@@ -12,7 +12,7 @@ import typer
 
 from ..angles import magnitude_of
 from ..config import RopeConfig
-from ..errors import ConfigError, RopeError
+from ..errors import ConfigError, RopeError, naming_file
 from .config_options import parse_mode_flag, read_json
 from .options import AsJson, LayerType, Mode, Quiet, SeqLen, value
 from .output import print_fields, print_json, print_table
@@ -97,7 +97,8 @@ def read_source(source: str, mode: str | None, layer_type: str | None, seq_len: 
         # A model's config.json has dozens of keys; ours has fields of RopeConfig and nothing else.
         if data and set(data) <= {field.name for field in dataclasses.fields(RopeConfig)}:
             given = {} if pairing is None else {"mode": pairing}
-            return "fields of RopeConfig", RopeConfig.from_dict({**data, **given})
+            with naming_file(path):
+                return "fields of RopeConfig", RopeConfig.from_dict({**data, **given})
         return "Hugging Face", RopeConfig.from_hf(path, seq_len, layer_type=layer_type, mode=pairing)
     config = RopeConfig.preset(source)
     return "preset", config if pairing is None else dataclasses.replace(config, mode=pairing)

@@ -25,7 +25,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ..bounded_read import require_regular
+from ..bounded_read import path_argument, require_regular
 from ..errors import ConfigError, RopeError, ShapeError
 
 Array = npt.NDArray[Any]
@@ -52,7 +52,7 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 def format_of(path: str | os.PathLike[str]) -> Format:
     """Return the format that a file name's suffix stands for, or raise `ConfigError` naming the known ones."""
-    suffix = Path(path).suffix.lower()
+    suffix = path_argument("path", path).suffix.lower()
     if suffix not in _FORMATS:
         raise ConfigError(f"{path}: suffix {suffix!r} is not one of {', '.join(_FORMATS)}")
     return _FORMATS[suffix]
@@ -60,7 +60,7 @@ def format_of(path: str | os.PathLike[str]) -> Format:
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
     """Return the arrays of a file by name, in the file's order; those mapped from the file are read-only."""
-    path, kind = Path(path), format_of(path)
+    kind, path = format_of(path), Path(path)
     try:
         require_regular(path)
         if kind == "npy":
@@ -76,9 +76,9 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     """Return the metadata of a .safetensors file; the other formats have none."""
-    path = Path(path)
     if format_of(path) != "safetensors":
         return {}
+    path = Path(path)
     try:
         require_regular(path)
         return _read_safetensors_metadata(path)
@@ -99,7 +99,7 @@ def write_arrays(
 
     A .npy file takes exactly one array, of any name. Metadata (strings) fits in .safetensors only.
     """
-    path, kind = Path(path), format_of(path)
+    kind, path = format_of(path), Path(path)
     if metadata and kind != "safetensors":
         raise ConfigError(f"{path}: metadata fits in .safetensors only, the suffix is {path.suffix!r}")
     ready = {name: _storable(path, name, array, kind) for name, array in arrays.items()}

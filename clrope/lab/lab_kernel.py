@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from ..bounded_read import read_bounded_text
+from ..bounded_read import path_argument, read_bounded_text
 from ..config import RopeConfig
 from ..errors import ConfigError, UnsupportedError
 from ..kernels.kernel import Kernel, Parameters, Unsupported
@@ -398,7 +398,7 @@ def load_file(
     kernel: str = "",
 ) -> LabFile:
     """Return a kernel file with its contract; see `load`."""
-    where = Path(path)
+    where = path_argument("path", path)
     made: Contract | None = None
     if isinstance(contract, Contract):
         made = contract
