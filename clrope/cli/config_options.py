@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from ..bounded_read import LARGEST_CONFIG, read_bounded_text
 from ..config import RopeConfig
-from ..errors import ConfigError, RopeError, naming_file
+from ..errors import ConfigError, naming_file
 from ..io.files import read_arrays
+from ..io.json_object import read_json_object
 from ..layout import DTYPES
 from .options import LayerType, Mode, SeqLen, value
 
@@ -89,7 +88,7 @@ def _read_config(given: dict[str, Any]) -> RopeConfig:
         if name in fields:
             fields[name] = parsed(fields[name])
     if "config" in given:
-        read_fields = read_json(given["config"])
+        read_fields = read_json_object(given["config"])
         with nullcontext() if fields else naming_file(given["config"]):  # with options, either may be what is wrong
             return RopeConfig.from_dict({**read_fields, **fields})
     if "gguf" in given or "hf" in given:
@@ -104,19 +103,6 @@ def _read_config(given: dict[str, Any]) -> RopeConfig:
             "gives wrong results without an error"
         )
     return RopeConfig(**fields)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; `ConfigError` if there is none."""
-    try:
-        data = json.loads(read_bounded_text(path, LARGEST_CONFIG))
-    except OSError as error:
-        raise RopeError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not JSON ({error})") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}: holds {type(data).__name__}, an object of field names is needed")
-    return data
 
 
 def named_array(text: str, what: str) -> Any:

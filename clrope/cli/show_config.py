@@ -13,7 +13,8 @@ import typer
 from ..angles import magnitude_of
 from ..config import RopeConfig
 from ..errors import ConfigError, RopeError, naming_file
-from .config_options import parse_mode_flag, read_json
+from ..io.json_object import read_json_object
+from .config_options import parse_mode_flag
 from .options import AsJson, LayerType, Mode, Quiet, SeqLen, value
 from .output import print_fields, print_json, print_table
 
@@ -93,7 +94,7 @@ def read_source(source: str, mode: str | None, layer_type: str | None, seq_len: 
     if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
         return "Hugging Face", RopeConfig.from_hf(path, seq_len, layer_type=layer_type, mode=pairing)
     if path.suffix.lower() == ".json" or os.path.isfile(path):
-        data = read_json(path)
+        data = read_json_object(path)
         # A model's config.json has dozens of keys; ours has fields of RopeConfig and nothing else.
         if data and set(data) <= {field.name for field in dataclasses.fields(RopeConfig)}:
             given = {} if pairing is None else {"mode": pairing}

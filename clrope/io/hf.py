@@ -6,18 +6,17 @@ Both layouts are understood: `rope_parameters` (transformers 5; flat, or nested 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..bounded_read import LARGEST_CONFIG, read_bounded_text
 from ..errors import ConfigError
 from ..mode import SECTION_MODES, Mode, parse_mode
 from .hf_models import MODELS, REFUSED, UNKNOWN, ModelKind
 from .hf_rope import MOST_DIMS, Setting, count, positive, real, rope_fields, rope_type_of
+from .json_object import read_json_object
 
 #: Root keys that change RoPE in some model types; refused where the model type at hand does not read them.
 _SUSPECTS = (
@@ -82,17 +81,8 @@ def _load(source: str | os.PathLike[str] | Mapping[str, Any]) -> Mapping[str, An
     if isinstance(source, Mapping):
         return source
     path = Path(source)
-    try:
-        if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
-            path = path / "config.json"
-        data = json.loads(read_bounded_text(path, LARGEST_CONFIG))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not a JSON file ({error})") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}: got a JSON {type(data).__name__}, an object is needed")
-    return data
+    # Unlike Path.is_dir, False for a name that is too long.
+    return read_json_object(path / "config.json" if os.path.isdir(path) else path)
 
 
 def _text_part(data: Mapping[str, Any]) -> Mapping[str, Any]:

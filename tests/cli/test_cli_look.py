@@ -112,9 +112,9 @@ def test_config_refuses_by_name(call: Call, tmp_path: Path) -> None:
         assert message in done.stderr
     assert call("config", open_ended, "--head-dim", 16).exit_code == 0
     (tmp_path / "list.json").write_text("[1]", encoding="utf-8")
-    assert "an object of field names is needed" in call("config", tmp_path / "list.json").stderr
+    assert "an object is needed" in call("config", tmp_path / "list.json").stderr
     (tmp_path / "text.json").write_text("{", encoding="utf-8")
-    assert "text.json: not JSON" in call("config", tmp_path / "text.json").stderr
+    assert "text.json: not a JSON file" in call("config", tmp_path / "text.json").stderr
 
 
 def test_config_plots_or_says_what_is_missing(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

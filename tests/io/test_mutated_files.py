@@ -24,10 +24,11 @@ from hypothesis import strategies as st
 
 from clrope import RopeConfig
 from clrope.angles import angle_table
-from clrope.cli.config_options import _factors, _sections, read_json
+from clrope.cli.config_options import _factors, _sections
 from clrope.cli.run import _positions
 from clrope.errors import RopeError
 from clrope.io.files import read_arrays, read_metadata, write_arrays
+from clrope.io.json_object import read_json_object
 
 DATA = Path(__file__).parent.parent / "data"
 FILES = {suffix: good(suffix, np.random.default_rng(0)) for suffix in (".npy", ".npz", ".safetensors", ".gguf")}
@@ -140,7 +141,7 @@ def test_text_of_hugging_face_configurations(model: dict[str, Any], changes: lis
 def test_text_of_own_configurations(changes: list[Any], folder: Path) -> None:
     path = folder / "own.json"
     path.write_bytes(edited(json.dumps(OWN).encode(), changes))
-    check(result_of(lambda: RopeConfig.from_dict(read_json(path))))
+    check(result_of(lambda: RopeConfig.from_dict(read_json_object(path))))
 
 
 values = st.sampled_from(VALUES) | st.recursive(

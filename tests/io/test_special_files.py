@@ -23,8 +23,8 @@ from pathlib import Path
 import clrope
 from clrope import RopeConfig, RopeError, lab
 from clrope.benchmark.results import read_all
-from clrope.cli.config_options import read_json
 from clrope.cli.positions_option import read_positions
+from clrope.io.json_object import read_json_object
 from clrope.io.files import read_arrays, read_metadata, write_arrays
 from clrope.lab.npu.npu_machine import machine
 from clrope.portability.report_files import read_files
@@ -34,7 +34,7 @@ folder = Path(sys.argv[1])
 reads = {
     "npy": [read_arrays, read_positions], "npz": [read_arrays], "safetensors": [read_arrays, read_metadata],
     "gguf": [RopeConfig.from_gguf], "cl": [lab.load], "toml": [machine],
-    "json": [RopeConfig.from_hf, read_json, read_all, lab.load],
+    "json": [RopeConfig.from_hf, read_json_object, read_all, lab.load],
 }
 for suffix, readers in reads.items():
     for read in readers:
