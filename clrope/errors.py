@@ -47,7 +47,7 @@ class BuildError(RopeError):
 
 
 class CacheWarning(RuntimeWarning):
-    """The cache directory, or a file in it, cannot be used. Everything works as without it; nothing is remembered."""
+    """The cache directory, a file in it, or a driver's `.icd` file cannot be used. Everything works as without it."""
 
 
 @contextmanager
