@@ -8,6 +8,10 @@ Importing this starts no device.
 
 from __future__ import annotations
 
+from .interrupt import leave_if_command
+
+leave_if_command()  # before the imports that take time
+
 from . import errors, lab, layout, reference
 from .api import rope
 from .compare import Comparison, compare

@@ -1,4 +1,4 @@
-"""`python -m clrope` is the command `clrope`."""
+"""`python -m clrope` is the command `clrope`, whose script imports this module, too: see `interrupt.py`."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from .errors import ConfigError, ShapeError
+from .errors import ConfigError, ShapeError, reading
 from .host_memory import empty
 from .layout import DTYPES, TensorView, dtype_name, parse_layout
 
@@ -66,18 +66,20 @@ def operand(x: Any, layout: str, argument: str = "x", *, writable: bool = False)
             )
         letters = parse_layout(layout, len(x.shape), argument)
         return Operand(x, "opencl", TensorView.of_array(x, layout, offset, argument), letters, array=x)
-    if _is_torch(x):
-        host, kind = _torch_memory(x, argument), "torch"
-    else:
-        host, kind = _host_memory(x, argument), "numpy"
+    with reading(argument, x):
+        return _host_operand(x, layout, argument, writable)
+
+
+def _host_operand(x: Any, layout: str, argument: str, writable: bool) -> Operand:
+    kind: Kind = "torch" if _is_torch(x) else "numpy"
+    host = _torch_memory(x, argument) if kind == "torch" else _host_memory(x, argument)
     letters = parse_layout(layout, host.ndim, argument)
     dtype_name(host.dtype, argument)
     if not host.flags.aligned:
         raise ShapeError(f"{argument}: its memory is not aligned to its elements of {host.itemsize} bytes; pass a copy")
     if writable and not host.flags.writeable:
         raise ShapeError(f"{argument}: the array is read-only, a writable one is needed")
-    view = TensorView.of_array(host, layout, 0, argument)
-    return Operand(x, "torch" if kind == "torch" else "numpy", view, letters, host=host)
+    return Operand(x, kind, TensorView.of_array(host, layout, 0, argument), letters, host=host)
 
 
 def empty_like(x: Operand) -> Operand:
@@ -124,7 +126,8 @@ def check_out(x: Operand, out: Operand) -> bool:
 
 
 def _shape(x: Operand) -> list[int]:
-    return list(x.array.shape if x.kind == "opencl" else x.original.shape)
+    array: Any = x.array if x.kind == "opencl" else x.host
+    return list(array.shape)
 
 
 def _kind_text(x: Operand) -> str:

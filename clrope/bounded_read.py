@@ -8,7 +8,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from .errors import ConfigError
 
@@ -34,25 +37,38 @@ def require_regular(path: str | os.PathLike[str] | int) -> None:
         raise OSError(0, "it is no regular file")
 
 
-def read_bounded(path: str | os.PathLike[str], most: int) -> bytes:
+def read_bounded(path: str | os.PathLike[str], most: int, *, pipes: bool = True) -> bytes:
     """Return the bytes of a regular file, or what is written to a pipe; `OSError` if there are more than `most`.
 
-    A pipe without a writer is empty.
+    A pipe without a writer is empty. pipes: False where no user gives one, as in the cache: they are refused, too.
     """
-    # Not to wait for a writer when opening; reading then waits for what a writer says.
+    with _opened(path, pipes) as file:
+        too_long = os.fstat(file.fileno()).st_size > most
+        data = b"" if too_long else file.read(most + 1)
+    if too_long or len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most} bytes")
+    return data
+
+
+def first_bytes(path: str | os.PathLike[str], count: int) -> bytes:
+    """Return up to `count` bytes at the beginning of a regular file; `OSError` for anything else."""
+    with _opened(path, pipes=False) as file:
+        return file.read(count)
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str], pipes: bool) -> Iterator[IO[bytes]]:
+    """Open a file without waiting for a writer; reading a pipe then waits for what a writer says."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
-        if stat.S_ISFIFO(os.fstat(handle).st_mode):
+        if pipes and stat.S_ISFIFO(os.fstat(handle).st_mode):
             os.set_blocking(handle, True)
         else:
             require_regular(handle)
         with open(handle, "rb", closefd=False) as file:
-            data = file.read(most + 1)
+            yield file
     finally:
         os.close(handle)
-    if len(data) > most:
-        raise OSError(errno.EFBIG, f"it has more than {most} bytes")
-    return data
 
 
 def read_bounded_text(path: Path, most: int) -> str:

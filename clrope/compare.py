@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ShapeError
+from .errors import ShapeError, reading
 from .layout import DTYPES
 
 
@@ -50,7 +50,10 @@ def compare(got: Any, want: Any) -> Comparison:
 
     Raises `ShapeError` for different shapes. NMSE as in ggml's test-backend-ops.
     """
-    a, b = np.asarray(got), np.asarray(want)
+    with reading("got", got):
+        a = np.asarray(got)
+    with reading("want", want):
+        b = np.asarray(want)
     if a.shape != b.shape:
         raise ShapeError(f"got: shape {list(a.shape)} differs from want's {list(b.shape)}")
     if a.dtype not in DTYPES.values():

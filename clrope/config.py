@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from itertools import islice
 from numbers import Integral, Real
 from typing import Any, Literal
 
 from .bounded_read import path_argument
-from .errors import ConfigError, naming_file
+from .errors import ConfigError, naming_file, unreadable
 from .io import gguf, hf, presets
 from .io.hf_rope import LEAST_REAL, MOST_COUNT, MOST_DIMS, MOST_REAL, short
 from .mode import GGML_MODES, SECTION_MODES, Mode, modes_text, parse_mode
@@ -30,6 +31,10 @@ def _real(name: str, value: object, most: float = MOST_REAL) -> float:
         number = float(value)
     except OverflowError:
         number = math.inf
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ConfigError(unreadable(name, value, error)) from error
     if not abs(number) <= most:
         raise ConfigError(f"{name}: got {number}, it must be finite and at most {most}")
     return number
@@ -47,17 +52,31 @@ def _positive(name: str, value: object) -> float:
 def _integer(name: str, value: object, least: int, most: int = MOST_COUNT) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ConfigError(f"{name}: got {value!r} of type {type(value).__name__}, an integer is needed")
-    if int(value) < least:
-        raise ConfigError(f"{name}: got {short(value)}, the least allowed is {least}")
-    if int(value) > most:
-        raise ConfigError(f"{name}: got {short(value)}, at most {most} is allowed")
-    return int(value)
+    try:
+        number = int(value)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ConfigError(unreadable(name, value, error)) from error
+    if number < least:
+        raise ConfigError(f"{name}: got {short(number)}, the least allowed is {least}")
+    if number > most:
+        raise ConfigError(f"{name}: got {short(number)}, at most {most} is allowed")
+    return number
 
 
 def _sequence(name: str, value: object) -> list[Any]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise ConfigError(f"{name}: got {value!r} of type {type(value).__name__}, a sequence of numbers is needed")
-    return list(value)
+    try:
+        found = list(islice(value, MOST_DIMS + 1))
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ConfigError(unreadable(name, value, error)) from error
+    if len(found) > MOST_DIMS:
+        raise ConfigError(f"{name}: got more than {MOST_DIMS} numbers")
+    return found
 
 
 @dataclass(frozen=True)

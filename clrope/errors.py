@@ -47,7 +47,23 @@ class BuildError(RopeError):
 
 
 class CacheWarning(RuntimeWarning):
-    """The cache directory, or a file in it, cannot be used. Everything works as without it; nothing is remembered."""
+    """The cache directory, a file in it, or a driver's `.icd` file cannot be used. Everything works as without it."""
+
+
+def unreadable(argument: str, value: object, error: Exception) -> str:
+    """Return the message for an argument whose own code fails when it is read."""
+    return f"{argument}: {type(value).__name__} cannot be read: {type(error).__name__}: {error}"
+
+
+@contextmanager
+def reading(argument: str, value: object) -> Iterator[None]:
+    """Raise `ShapeError` for an error of an array's own code inside, such as of its `__array__` or `shape`."""
+    try:
+        yield
+    except (RopeError, MemoryError):
+        raise
+    except Exception as error:
+        raise ShapeError(unreadable(argument, value, error)) from error
 
 
 @contextmanager

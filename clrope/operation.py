@@ -14,7 +14,7 @@ import numpy.typing as npt
 from .arrays import Operand, check_forward, check_out, empty_like, operand, shares_memory
 from .config import RopeConfig
 from .device import DeviceInfo
-from .errors import ConfigError, DeviceError, ShapeError
+from .errors import ConfigError, DeviceError, ShapeError, reading
 from .kernels.kernel import Kernel
 from .kernels.problem import PairLayout
 from .kernels.variant import Variant
@@ -101,13 +101,19 @@ class Rope:
         try:
             several = type(x) is tuple or type(x) is list
             inputs = list(x) if several else [x]
-            shape = getattr(inputs[0], "shape", None) if inputs else None
-            if out is None and not wait_for and type(positions) is int and isinstance(shape, tuple):
-                recent = self._recent.get(shape)
-                if recent is not None:
-                    result = recent.run(inputs, several, positions, forward, layout)
-                    if result is not None:
-                        return result
+            recent = None
+            try:
+                shape = getattr(inputs[0], "shape", None) if inputs else None
+                if out is None and not wait_for and type(positions) is int and isinstance(shape, tuple):
+                    recent = self._recent.get(shape)
+            except MemoryError:
+                raise
+            except Exception:  # of the array's own code; `operand` says it
+                shape = None
+            if recent is not None:
+                result = recent.run(inputs, several, positions, forward, layout)
+                if result is not None:
+                    return result
             forward = check_forward(forward)
             waits = check_events(wait_for) if wait_for else ()
             found = self._known(inputs, several, out, forward, layout)
@@ -385,7 +391,8 @@ def outputs_of(inputs: list[Operand], out: Any, single: bool, layout: str) -> li
     """Return the checked outputs; an output that is the input's own memory is returned as the input itself."""
     if out is None:
         return [None] * len(inputs)
-    given = [out] if single else list(out)
+    with reading("out", out):
+        given = [out] if single else list(out)
     if len(given) != len(inputs):
         raise ShapeError(f"out: got {len(given)} arrays for {len(inputs)} inputs")
     result: list[Operand | None] = []
@@ -432,8 +439,11 @@ def call_text(x: Any, positions: Any, config: RopeConfig, layout: str) -> str:
     def text(a: Any) -> str:
         if isinstance(a, (tuple, list)):
             return "(" + ", ".join(map(text, a[:4])) + (", ..." if len(a) > 4 else "") + ")"
-        shape = getattr(a, "shape", None)
-        return repr(a)[:40] if shape is None else f"{getattr(a, 'dtype', '')}{list(shape)}"
+        try:
+            shape = getattr(a, "shape", None)
+            return repr(a)[:40] if shape is None else f"{getattr(a, 'dtype', '')}{list(shape)}"
+        except Exception:  # of its own code
+            return type(a).__name__
 
     plain = RopeConfig("normal").to_dict()
     fields = "".join(

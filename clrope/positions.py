@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .config import RopeConfig
-from .errors import ShapeError
+from .errors import ShapeError, unreadable
 from .layout import LONGEST_AXIS
 
 I64 = npt.NDArray[np.int64]
@@ -120,7 +120,11 @@ def _integers(positions: Any, name: str = "positions") -> npt.NDArray[Any]:
     try:
         array = np.asarray(positions)
     except (ValueError, TypeError, OverflowError) as error:  # rows of different lengths, for one
-        raise ShapeError(f"{name}: got {type(positions).__name__} that is no array ({error})") from None
+        raise ShapeError(f"{name}: got {type(positions).__name__} that is no array ({error})") from error
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ShapeError(unreadable(name, positions, error)) from error
     if isinstance(positions, np.ma.MaskedArray):
         raise ShapeError(f"{name}: got a masked array, whose mask would be ignored; allowed are arrays of integers")
     if array.size == 0 and array.dtype == np.float64 and not isinstance(positions, np.ndarray):

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from .angles import AngleTable, angle_table
 from .config import RopeConfig
+from .errors import reading
 from .layout import canonical, dtype_name
 from .positions import PositionRows, position_rows
 
@@ -109,7 +110,8 @@ def rope(x: Any, positions: Any, config: RopeConfig, forward: bool = True, layou
     x: rank 3 or 4 array in the given layout; any supported dtype, taken exactly as stored.
     positions: as for `clrope.rope`. forward=False applies the transpose (the sign of sin flipped).
     """
-    array = np.asarray(x)
+    with reading("x", x):
+        array = np.asarray(x)
     dtype_name(array.dtype)
     out = array.astype(np.float64)
     view = canonical(array, layout)

@@ -96,9 +96,11 @@ class Store(Generic[T]):
         return f"clrope.{self.name}/{self.schema}"
 
     def _load(self, path: Path | None = None) -> dict[str, Any]:
+        given = path is not None
         try:
             path = path or self.path
-            file = msgspec.json.decode(read_bounded(path, _LARGEST_FILE), type=_Contents)
+            data = read_bounded(path, _LARGEST_FILE, pipes=given)
+            file = msgspec.json.decode(data, type=_Contents)
         except (FileNotFoundError, RopeError):
             return {}
         except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:

@@ -8,7 +8,7 @@ import numpy as np
 
 from .arrays import Operand, check_forward, operand
 from .config import RopeConfig, parse_mode
-from .errors import ConfigError, ShapeError
+from .errors import ConfigError, ShapeError, reading
 from .kernels.problem import PairLayout
 from .kernels.variant import Variant
 from .layout import TensorView
@@ -146,6 +146,11 @@ def rotate_plan(
 
 def _table(table: Any, name: str) -> Operand:
     """Describe a table of rank 2 or 3 as (batches, rows, 1, columns)."""
+    with reading(name, table):
+        return _described(table, name)
+
+
+def _described(table: Any, name: str) -> Operand:
     shape = getattr(table, "shape", None)
     if shape is None or len(shape) not in (2, 3):
         what = type(table).__name__ if shape is None else f"shape {list(shape)}"

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from ..environ import variable
 from ..errors import BuildError, RopeError
+from ..interrupt import leave
 
 #: What was checked is wrong.
 WRONG = 1
@@ -39,7 +40,7 @@ def catch_signals() -> None:
 
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
-        if number and signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
+        if number and signal.getsignal(number) in (signal.default_int_handler, leave, signal.SIG_DFL):
             signal.signal(number, interrupt)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, RopeError
 from .exit_code import UNUSABLE, WRONG
 from .lab_view import LabView, write_report
 from .options import Devices, JsonFile, Quiet, Seed, flag, value
@@ -81,7 +81,9 @@ def check_kernel(
         bool, flag("--counts", "Count bytes and instructions in Oclgrind: traffic that a kernel could do without.")
     ] = False,
     call: Annotated[str, value("CASE", "Call of --npu and --counts, as `clrope verify` prints cases.")] = "",
-    watching: Annotated[bool, flag("--watch", "Run again whenever the file is saved, and say what changed.")] = False,
+    watching: Annotated[
+        bool, flag("--watch", "Run again whenever the file, or one that it includes, is saved; say what changed.")
+    ] = False,
     new: Annotated[str, value("NAME", "Write a commented kernel to start from to NAME.cl, and end.")] = "",
     like: Annotated[str, value("KIND", "What --new writes.", autocompletion=_kinds)] = "simple",
     seconds: Annotated[float, value("N", "Seconds without a result until a kernel counts as endless.", min=1)] = 20.0,
@@ -154,10 +156,20 @@ def check_kernel(
         return _run_suites(load_it(), contract, suite, text, seed, seconds, device or [], json_file, quiet)
 
     if watching:
+        from ..lab.included import included_files
         from .lab_watch import watch
 
         own = [contract] if contract is not None and contract.endswith((".toml", ".json")) else []
-        watch([path, *own], run_suites)
+
+        def watched() -> list[str]:
+            try:
+                file = load_it()
+            except RopeError:
+                return [path, *own]  # which the error is in; the run says it
+            included = included_files(file.path, file.source, [*file.contract.options, *file.options])
+            return list(dict.fromkeys([path, *own, *map(str, (file.path, *included))]))
+
+        watch(watched, run_suites)
     report = run_suites()
     if not report.ok:
         failed = any(d.first_failure is not None for d in report.devices)

@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 _PAUSE = 0.2
 
 
-def watch(files: Sequence[str], run: Callable[[], LabReport]) -> None:
-    """Run now and after each change of a file, until a signal ends the process. Errors are printed, not raised."""
+def watch(files: Callable[[], Sequence[str]], run: Callable[[], LabReport]) -> None:
+    """Run now and after each change of a file, until a signal ends the process. Errors are printed, not raised.
+
+    files: returns their names, which a change may change; those without a file may get one.
+    """
     before: LabReport | None = None
     while True:
-        state = _state(files)
+        names, state = _names_and_state(files)
         try:
             report = run()
             for line in changes(before, report) if before is not None else ():
@@ -29,8 +32,18 @@ def watch(files: Sequence[str], run: Callable[[], LabReport]) -> None:
             before = report
         except RopeError as error:
             print(f"clrope: {error}", file=sys.stderr)
-        print(f"waiting for a change of {', '.join(files)}; Ctrl-C ends", flush=True)
-        _wait(files, state)
+        there = [name for name, found in zip(names, state, strict=True) if found is not None]
+        print(f"waiting for a change of {', '.join(there or names[:1])}; Ctrl-C ends", flush=True)
+        _wait(names, state)
+
+
+def _names_and_state(files: Callable[[], Sequence[str]]) -> tuple[Sequence[str], list[tuple[int, int, int] | None]]:
+    """Return the names of the files, and their state since they have these names."""
+    while True:
+        names = files()
+        state = _state(names)
+        if files() == names:
+            return names, state
 
 
 def _wait(files: Sequence[str], seen: list[tuple[int, int, int] | None]) -> None:

@@ -69,6 +69,9 @@ def verify_devices(
 
         verify_fleet(scheduler, suite or ["seed"], fuzz, seed, text, {"--device": device}, json_file, quiet)
         return
+    if fuzz is not None and (quiet or json_file == "-"):
+        # Said before the first case, in which a driver may end the process. Otherwise stdout begins with it.
+        print(f"clrope: seed {seed}; clrope verify --fuzz {fuzz} --seed {seed} runs these cases again", file=sys.stderr)
     with progress_bar(quiet) as bar:
         view = _View(bar, quiet, silent=json_file == "-", wrong_only=quiet or fuzz is not None)
         report = verify(suites, device or [], seed=seed, text=text, started=view.start, done=view.add)

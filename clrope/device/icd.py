@@ -20,10 +20,10 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
-from ..cache_folder import temporary_files
+from ..bounded_read import read_bounded
+from ..cache_folder import temporary_files, warn_once
 from .procmem import loaded_libraries
 
 Origin = Literal["system", "wheel", "pip", "user"]
@@ -35,6 +35,9 @@ _RELEVANT = re.compile(
     r"(POCL|OCL|OPENCL|RUSTICL|MESA|LIBGL|NVIDIA|CUDA|ROCR|HIP|HSA|GPU|ZE|ONEAPI|SYCL|CL)_|LD_LIBRARY_PATH$|LD_PRELOAD$|"
     r"CLROPE_TEST_"
 )
+#: Bytes of an `.icd` file, which has one line, and of a loader.
+_LARGEST_ICD = 64 << 10
+_LARGEST_LOADER = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ def user_variable() -> str:
 def make_plan() -> LoaderPlan:
     """Find the drivers and plan how the loader sees all of them. Imports PyOpenCL."""
     loader = loader_path()
-    wheel = _icd_files(os.path.dirname(loader), "wheel") if _bundled(loader) else []
+    wheel, wheel_readable = _icd_files(os.path.dirname(loader), "wheel") if _bundled(loader) else ([], True)
     intel = _pip_intel()
     variable = user_variable()
     if variable:
@@ -126,12 +129,17 @@ def make_plan() -> LoaderPlan:
         named = {os.path.realpath(icd.library) for icd in icds}
         passed_over = (intel,) if intel and os.path.realpath(intel.library) not in named else ()
         return LoaderPlan(loader, tuple(icds), controlled=False, passed_over=passed_over)
-    system = [icd for folder in system_directories(loader) for icd in _icd_files(folder, "system")]
+    folders = [_icd_files(folder, "system") for folder in system_directories(loader)]
+    system = [icd for icds, _ in folders for icd in icds]
     # Two copies of Intel's runtime in one process share helper libraries by name: the system's own goes first.
     if intel and any(os.path.basename(i.library).startswith("libintelocl.so") for i in system):
         intel = None
     icds = [*system, *([intel] if intel else []), *wheel]
-    return LoaderPlan(loader, tuple(icds), own_directory=intel is not None)
+    # The loader would wait for a pipe in the place of an `.icd` file, and read one of any length.
+    readable = wheel_readable and all(readable for _, readable in folders)
+    return LoaderPlan(
+        loader, tuple(icds), own_directory=intel is not None or not readable, without_wheel=not wheel_readable
+    )
 
 
 @contextlib.contextmanager
@@ -172,7 +180,8 @@ def system_directories(loader: str) -> tuple[str, ...]:
     """Return the `.icd` directories compiled into the loader; conda's, for instance, has one of its own."""
     found: list[str] = []
     with contextlib.suppress(OSError):
-        for match in re.finditer(rb"(/[\x21-\x7e]+/OpenCL/vendors)/?\0", Path(loader).read_bytes()):
+        content = read_bounded(loader, _LARGEST_LOADER, pipes=False)
+        for match in re.finditer(rb"(/[\x21-\x7e]+/OpenCL/vendors)/?\0", content):
             found.append(match.group(1).decode())
     return tuple(dict.fromkeys(found)) or ("/etc/OpenCL/vendors",)
 
@@ -184,10 +193,12 @@ def _bundled(loader: str) -> bool:
     return os.path.dirname(os.path.realpath(loader)) == os.path.join(home, ".libs")
 
 
-def _icd_files(folder: str, origin: Origin) -> list[Icd]:
-    out = []
+def _icd_files(folder: str, origin: Origin) -> tuple[list[Icd], bool]:
+    """Return the drivers of a folder, and whether every `.icd` file in it can be read."""
+    out, readable = [], True
     for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.icd"))):
         library = _first_line(path)
+        readable = readable and library is not None
         if not library or "libintelocl_emu" in library:  # Intel's FPGA emulator: another product in the same package
             continue
         sibling = os.path.join(folder, library)
@@ -196,14 +207,14 @@ def _icd_files(folder: str, origin: Origin) -> list[Icd]:
         if os.path.isabs(library) and not os.path.exists(library):
             continue  # a placeholder, or a driver that is gone
         out.append(Icd(path, library, origin))
-    return out
+    return out, readable
 
 
 def _user_icds(value: str) -> list[Icd]:
     if os.path.isdir(value):
-        return _icd_files(value, "user")
+        return _icd_files(value, "user")[0]
     if value.endswith(".icd"):
-        return [Icd(value, _first_line(value), "user")]
+        return [Icd(value, _first_line(value) or "", "user")]
     return [Icd(value, value, "user")]
 
 
@@ -220,10 +231,16 @@ def _pip_intel() -> Icd | None:
     return None
 
 
-def _first_line(path: str) -> str:
-    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-        return file.readline().strip()
-    return ""
+def _first_line(path: str) -> str | None:
+    """Return the first line of an `.icd` file; None, with a warning, for one that cannot be read."""
+    try:
+        text = read_bounded(path, _LARGEST_ICD, pipes=False).decode("utf-8", "replace")
+    except FileNotFoundError:  # a link to a driver that is gone
+        return ""
+    except OSError as error:
+        warn_once(f"{path} cannot be read and counts as absent: {error.strerror or error}")
+        return None
+    return text.replace("\r", "\n").partition("\n")[0].strip()
 
 
 def stamp(path: str) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..benchmark.results import SCHEMA as BENCH_SCHEMA
 from ..benchmark.results import WorkloadRecord, read_all, records
+from ..bounded_read import first_bytes
 from ..errors import ConfigError
 from .fleet_result import SCHEMA, read_fleet
 
@@ -84,8 +85,8 @@ def _measured(found: Sequence[WorkloadRecord], workload: str) -> Iterator[tuple[
 
 def _benches(path: Path) -> list[dict[str, Any]]:
     try:
-        is_fleet = f'"{SCHEMA}"' in path.read_text(encoding="utf-8")[:200]
-    except (OSError, ValueError):
+        is_fleet = f'"{SCHEMA}"'.encode() in first_bytes(path, 200)
+    except OSError:
         is_fleet = False  # the other reader says what is wrong
     if not is_fleet:
         return read_all(path)

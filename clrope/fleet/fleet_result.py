@@ -8,12 +8,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ..bounded_read import read_bounded
 from ..errors import ConfigError
 from ..suite.conformance import NUMPY
 from .fleet_task import FleetAnswer, What
 
 #: A change that breaks readers gets a new number.
 SCHEMA = "clrope.fleet/1"
+#: Bytes of a file; one of a hundred workers with samples has some tens of millions.
+LARGEST_FLEET = 256 << 20
 Status = Literal["ok", "wrong", "missing", "error"]
 
 
@@ -110,7 +113,7 @@ def compare_bits(answers: Sequence[tuple[str, FleetAnswer]]) -> FleetBits | None
 def read_fleet(path: str | Path) -> dict[str, Any]:
     """Return the object of a fleet's result file; `ConfigError` naming the file if it holds something else."""
     try:
-        data = json.loads(Path(path).read_bytes())
+        data = json.loads(read_bounded(path, LARGEST_FLEET))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (ValueError, RecursionError) as error:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..bounded_read import read_bounded
 from ..cache_folder import subfolder, warn_once, write_atomically
 from ..device.info import cpu_key
 from ..errors import RopeError
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Programs kept; the ones that were not used for longest go.
 MOST = 256
+#: Bytes of a file; those of our kernels have up to some hundred thousand.
+_LARGEST_FILE = 64 << 20
 _DIGEST = hashlib.sha256().digest_size
 _INCLUDE = re.compile(r"^\s*#\s*include\b", re.MULTILINE)
 #: Variables by which compilers of drivers are set: Intel's for CPUs, Intel's for GPUs, AMD's, Mesa's.
@@ -65,9 +68,12 @@ def load(
     import pyopencl as cl
 
     try:
-        content = path.read_bytes()
+        content = read_bounded(path, _LARGEST_FILE, pipes=False)
         os.utime(path)
-    except OSError:
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        warn_once(f"{path} cannot be read and counts as absent: {error.strerror or error}")
         return None
     digest, binary = content[:_DIGEST], content[_DIGEST:]
     if hashlib.sha256(binary).digest() != digest:
@@ -85,7 +91,7 @@ def save(program: pyopencl.Program, path: Path) -> None:
     try:
         binaries: list[bytes] = program.get_info(cl.program_info.BINARIES)  # type: ignore[assignment]
         binary = binaries[0]
-        if binary:
+        if 0 < len(binary) <= _LARGEST_FILE - _DIGEST:
             write_atomically(path, hashlib.sha256(binary).digest() + binary)
             _drop_oldest(path.parent)
     except cl.Error:
@@ -97,6 +103,7 @@ def save(program: pyopencl.Program, path: Path) -> None:
 def _drop_oldest(folder: Path) -> None:
     with contextlib.suppress(OSError):
         entries = list(os.scandir(folder))
-        if len(entries) > MOST:
-            for entry in sorted(entries, key=lambda e: e.stat().st_mtime)[: len(entries) - MOST]:
-                os.unlink(entry)
+        used = {entry.path: entry.stat(follow_symlinks=False).st_mtime for entry in entries}
+        for path in sorted(used, key=used.__getitem__)[: max(0, len(used) - MOST)]:
+            with contextlib.suppress(OSError):  # no file, or one that another process removed
+                os.unlink(path)

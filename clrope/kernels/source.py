@@ -11,7 +11,12 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
+from ..bounded_read import read_bounded_text
+from ..errors import ConfigError
+
 _INCLUDE = re.compile(r'^#include "([\w.*]+)"$', re.MULTILINE)
+#: Bytes of a file, as of the lab's.
+_LARGEST_FILE = 4 << 20
 
 
 @lru_cache(maxsize=1)
@@ -29,7 +34,12 @@ def kernel_folder() -> Path:
 def kernel_source(name: str, folder: Path | None = None) -> str:
     """Return the source of `kernels/<name>`, or of that name in another folder, with its includes put in place."""
     own = folder or kernel_folder()
-    text = (own / name).read_text(encoding="utf-8")
+    try:
+        text = read_bounded_text(own / name, _LARGEST_FILE)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{own / name}: cannot be read as a kernel file ({getattr(error, 'strerror', None) or error})"
+        ) from error
     return _INCLUDE.sub(lambda match: "\n".join(_included(own, folder, match.group(1))), text)
 
 

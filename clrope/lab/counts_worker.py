@@ -10,6 +10,7 @@ from ..device.child import Write
 from ..device.child import serve as serve_child
 from ..errors import BuildError, RopeError, UnsupportedError
 from .lab_call import LabCall
+from .lab_kernel import load_file
 from .lab_worker import LabJob, find_device
 from .npu.recorder import COPY_IN, COPY_OUT, PRINTED, PRINTING, SHIM, printed_records
 
@@ -64,8 +65,9 @@ def _work(data: dict[str, Any], write: Write) -> dict[str, Any]:
 
 
 def _count(job: CountsJob, device: Any) -> CountsRecord:
-    with open(job.kernel.path, encoding="utf-8") as file:
-        copies = "async_work_group" in file.read()
+    given = job.kernel
+    file = load_file(given.path, given.contract, options=given.options, kernel=given.kernel)
+    copies = "async_work_group" in file.source
     # The recorder's own instructions would be counted, so it is there only for kernels that need it.
     call = LabCall(
         job.kernel, job.call, device, before=SHIM if copies else "", options=[PRINTING] if copies else [], exact=True

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..bounded_read import first_bytes
 from ..errors import ConfigError, RopeError
 from .chart_svg import drawn
 from .charts import COLOURS
@@ -37,8 +38,7 @@ def write_page(found: ReportInput, where: str | Path) -> Path:
 def is_page(path: Path) -> bool:
     """Whether a file is a page of this package, and may be written again."""
     try:
-        with path.open("rb") as file:
-            return b'<meta name="generator" content="clrope' in file.read(4096)
+        return b'<meta name="generator" content="clrope' in first_bytes(path, 4096)
     except OSError:
         return False
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_process import in_process
 
 from clrope import DeviceInfo
 from clrope.kernels.source import kernel_folder
@@ -73,6 +74,23 @@ def test_verify_several_suites(call: Call, device: DeviceInfo) -> None:
     bad = call("verify", "--suite", "sead")
     assert bad.exit_code == 2
     assert bad.stderr.startswith("clrope: suite: got 'sead', allowed are seed")
+
+
+@pytest.mark.parametrize("words", [["--quiet"], ["--json", "-"], []])
+def test_the_seed_is_told_before_a_driver_crashes(device: DeviceInfo, words: list[str]) -> None:
+    crash = "from clrope.suite.fuzz import FuzzTrial; FuzzTrial.run = lambda *_: os.kill(os.getpid(), signal.SIGKILL)"
+    code = f"import os, signal; {crash}\nfrom clrope.cli.main import main; main()"
+    done = in_process("verify", "--fuzz", 2, "--device", device.index, *words, code=code)
+    assert done.returncode == -9, done.stderr
+    if words:
+        said = re.fullmatch(
+            r"clrope: seed (\d+); clrope verify --fuzz 2 --seed (\d+) runs these cases again\n", done.stderr
+        )
+        assert said, done.stderr
+        assert said[1] == said[2]
+        assert done.stdout == ""
+    else:
+        assert re.match(r"seed \d+; suites: fuzz\n", done.stdout)
 
 
 def test_fuzz_is_quiet_and_writes_json(call: Call, devices: tuple[DeviceInfo, ...], seed: int, tmp_path: Path) -> None:

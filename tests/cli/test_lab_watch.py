@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from cli_process import HANGING, start
 from clrope import DeviceInfo
 from clrope.cli import lab_watch
 from clrope.cli.lab_watch import changes
+from clrope.lab.included import included_files
 from clrope.lab.lab_kernel import load_file
 from clrope.lab.lab_run import LabDeviceReport, LabReport, LabResult
 from clrope.lab.lab_trial import LabOutcome
@@ -79,6 +81,61 @@ def test_a_kernel_that_is_mended_while_it_is_watched(device: DeviceInfo, tmp_pat
     assert process.returncode == 130
     assert "has no __kernel function" in stderr
     assert stderr.splitlines()[-1] == "clrope: interrupted"
+
+
+HEADER = "#define TURN(a, b, c, s) (a * c {} b * s)\n"
+
+
+def test_a_header_that_is_mended_while_it_is_watched(device: DeviceInfo, tmp_path: Path) -> None:
+    path = write_new(str(tmp_path / "mine"), "simple")
+    text = path.read_text()
+    right = text.replace("a * c - b * s", "TURN(a, b, c, s)")
+    assert right != text
+    save(path, '#include "more/outer.h"\n' + right)
+    (tmp_path / "more").mkdir()
+    save(tmp_path / "more" / "outer.h", '# include "inner.h"\n')
+    inner = tmp_path / "more" / "inner.h"
+    save(inner, HEADER.format("+"))
+    words = ["lab", path, "--watch", "--device", device.index, "--suite", "seed", "--filter", "type=f32 mode=2"]
+    with start(*words) as process:
+        assert process.stdout is not None
+        try:
+            shown = until("waiting for a change", process.stdout)
+            assert "NOT RIGHT" in shown
+            assert shown.splitlines()[-1] == (
+                f"waiting for a change of {path}, {tmp_path}/more/outer.h, {inner}; Ctrl-C ends"
+            )
+            save(inner, HEADER.format("-"))
+            assert " seed: wrong to right; " in until("waiting for a change", process.stdout)
+        finally:
+            process.kill()
+
+
+def test_the_files_that_a_kernel_includes(tmp_path: Path) -> None:
+    for folder in ("more", "other"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "more" / "a.h").write_text('#include "b.h"\n#include "a.h"\n')
+    (tmp_path / "more" / "loop").symlink_to(".")
+    (tmp_path / "other" / "c.h").write_text("")
+    comment = '// #include "no.h"\n/*\n#include "no.h"\n*/\n'
+    source = f'\t# include "more/a.h"\n{comment}#include <c.h>\n#include "c.h" // why\n'
+    found = included_files(tmp_path / "k.cl", source, ["-DX=1", f"-I{tmp_path}/other"])
+    there = [str(p.relative_to(tmp_path)) for p in found if p.exists()]
+    assert there == ["more/a.h", "other/c.h"]
+    # A file that is not there yet is looked for in each folder.
+    assert {str(p.relative_to(tmp_path)) for p in found} == {
+        *there, "other/more/a.h", "c.h", "more/b.h", "b.h", "other/b.h", "a.h", "other/a.h",
+    }  # fmt: skip
+    assert found == included_files(tmp_path / "k.cl", source, ["-I", f"{tmp_path}/other"])
+    (tmp_path / "more" / "a.h").write_text('#include "loop/a.h"\n')
+    assert len(included_files(tmp_path / "k.cl", source)) <= 200
+    os.mkfifo(tmp_path / "more" / "b.h")
+    assert included_files(tmp_path / "k.cl", '#include "more/b.h"') == [tmp_path / "more" / "b.h"]
+
+
+def test_a_file_that_changes_while_it_is_looked_at_is_looked_at_again(tmp_path: Path) -> None:
+    names = iter([["a"], ["a", "b"], ["a", "b"], ["a", "b"]])
+    assert lab_watch._names_and_state(lambda: next(names)) == (["a", "b"], [None, None])
 
 
 def save(path: Path, text: str) -> None:

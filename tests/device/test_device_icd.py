@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from clrope.cache_folder import warn_once
 from clrope.device import icd
+from clrope.errors import CacheWarning
 
 Script = Callable[..., dict[str, Any]]
 
@@ -161,8 +163,29 @@ def test_icd_files_that_are_passed_over(tmp_path: Path) -> None:
         emulator=str(tmp_path / "libintelocl_emu.so"),
     )  # fmt: skip
     (tmp_path / "libintelocl_emu.so").write_text("")
-    found = {os.path.basename(i.path): i.library for i in icd._icd_files(str(tmp_path), "system")}
+    found = {os.path.basename(i.path): i.library for i in icd._icd_files(str(tmp_path), "system")[0]}
     assert found == {"real.icd": str(real), "bare.icd": "libnvidia-opencl.so.1"}
+
+
+@pytest.mark.parametrize("origin", ["system", "wheel"])
+def test_the_loader_is_kept_from_a_file_that_it_would_wait_for(
+    clean: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: str
+) -> None:
+    folders = {name: tmp_path / name for name in ("system", "wheel")}
+    for folder in folders.values():
+        vendors(folder, good="libgood.so")
+    monkeypatch.setattr(icd, "system_directories", lambda loader: (str(folders["system"]),))
+    monkeypatch.setattr(icd, "loader_path", lambda: str(folders["wheel"] / "libOpenCL.so"))
+    monkeypatch.setattr(icd, "_bundled", lambda loader: True)
+    monkeypatch.setattr(icd, "_pip_intel", lambda: None)
+    plan = icd.make_plan()
+    assert (plan.own_directory, plan.without_wheel) == (False, False)
+    os.mkfifo(folders[origin] / "pipe.icd")
+    warn_once.cache_clear()
+    with pytest.warns(CacheWarning, match=r"pipe\.icd cannot be read and counts as absent: it is no regular file"):
+        plan = icd.make_plan()
+    assert (plan.own_directory, plan.without_wheel) == (True, origin == "wheel")
+    assert [(i.library, i.origin) for i in plan.icds] == [("libgood.so", "system"), ("libgood.so", "wheel")]
 
 
 def test_the_directory_of_a_plan(cache: Path, clean: None, tmp_path: Path) -> None:

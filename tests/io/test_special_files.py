@@ -84,6 +84,66 @@ def test_every_reader_ends(kind: str, tmp_path: Path, monkeypatch: pytest.Monkey
             assert "no regular file" in line
 
 
+CACHED = """
+import os, sys, warnings
+from pathlib import Path
+from clrope import RopeError
+from clrope.device import icd
+from clrope.fleet import projection, read_fleet
+from clrope.kernels import binaries
+from clrope.kernels.source import kernel_source
+from clrope.portability.page import is_page
+from clrope.store import Store
+
+folder = Path(sys.argv[1])
+warnings.simplefilter("ignore")
+store = Store("x", dict)
+assert store.get("a") is None
+store.put("a", {"b": 1})
+assert binaries.load(None, None, folder / "program", []) is None
+(folder / "libreal.so").write_text("")
+(folder / "a.icd").write_text(f"{folder}/libreal.so\\r\\nmore\\n")
+found, readable = icd._icd_files(str(folder), "system")
+assert not readable
+assert [(i.path, i.library) for i in found] == [(f"{folder}/a.icd", f"{folder}/libreal.so")]
+assert icd._user_icds(f"{folder}/x.icd") in ([], [icd.Icd(f"{folder}/x.icd", "", "user")])
+assert icd.system_directories(f"{folder}/x.icd") == ("/etc/OpenCL/vendors",)
+assert not is_page(folder / "x.html")
+for read in (read_fleet, lambda path: projection(path, [2]), lambda path: kernel_source(path.name, folder)):
+    try:
+        read(folder / "x.other")
+    except RopeError as error:
+        print(error)
+print(store.get("a"), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "long"])
+def test_no_file_of_the_cache_is_waited_for(kind: str, tmp_path: Path) -> None:
+    """Nor `.icd` files. Somebody holds each pipe open, and says nothing; the long file is beyond the memory."""
+    pipes = []
+    for name in ("x.json", "program", "x.icd", "x.html", "x.other"):
+        if kind == "long":
+            with (tmp_path / name).open("wb") as file:
+                file.truncate(1 << 42)
+        else:
+            made(kind, tmp_path / name)
+        if kind == "pipe" and name != "x.other":
+            pipes.append(os.open(tmp_path / name, os.O_RDWR))
+    tmp_path.chmod(0o700)
+    command = [sys.executable, "-c", CACHED, str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CLROPE_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, check=False)
+    for pipe in pipes:
+        os.close(pipe)
+    assert done.returncode == 0, done.stderr
+    *refused, kept = done.stdout.splitlines()
+    assert all("x.other" in line for line in refused), refused
+    assert len(refused) == (2 if kind == "pipe" else 3), "an empty pipe is an empty kernel"
+    assert kept == ("None" if kind == "folder" else "{'b': 1}"), "what is no folder is replaced"
+
+
 def test_what_is_written_to_a_pipe_is_read(tmp_path: Path) -> None:
     """As a shell gives it: `--hf <(command)`."""
     read, write = os.pipe()

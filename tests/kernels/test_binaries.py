@@ -12,6 +12,7 @@ import pyopencl as cl
 import pytest
 
 import clrope
+from clrope.cache_folder import warn_once
 from clrope.errors import BuildError
 from clrope.kernels import binaries
 from clrope.kernels.build import build
@@ -122,6 +123,31 @@ def test_a_damaged_file_is_written_again(programs: Path, kept: None, result: Res
         assert file.read_bytes() != changed
 
 
+@pytest.mark.parametrize("kind", ["pipe", "long"])
+def test_what_is_no_program_is_replaced_and_said(
+    programs: Path, kept: None, result: Result, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert result() == 7
+    (file,) = programs.iterdir()
+    content = file.read_bytes()
+    if kind == "pipe":
+        file.unlink()
+        os.mkfifo(file)
+    else:
+        with file.open("r+b") as long:
+            long.truncate(1 << 42)
+    warn_once.cache_clear()
+    with pytest.warns(clrope.errors.CacheWarning, match=f"{file} cannot be read and counts as absent"):
+        assert result() == 7
+    assert file.is_file()
+    assert file.stat().st_size < 2 * len(content)
+    # A program beyond the bound would never be read.
+    file.unlink()
+    monkeypatch.setattr(binaries, "_LARGEST_FILE", len(content) // 2)
+    assert result() == 7
+    assert not list(programs.iterdir())
+
+
 def test_a_program_that_does_not_build_is_not_kept(programs: Path, device: clrope.DeviceInfo) -> None:
     context = cl.Context([device.cl_device])
     with pytest.raises(BuildError):
@@ -133,6 +159,13 @@ def test_the_folder_does_not_grow_without_end(
     programs: Path, kept: None, result: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(binaries, "MOST", 2)
-    for number in (1, 2, 3):
+    programs.mkdir(parents=True, mode=0o700)
+    (programs / "folder").mkdir()
+    (programs / "link").symlink_to("nowhere")
+    for path in programs.iterdir():
+        os.utime(path, (0, 0), follow_symlinks=False)
+    for number in (1, 2, 3, 4):
         assert result(number) == number
-    assert len(list(programs.iterdir())) == 2
+    # The folder is none of ours, stays, and keeps no other from going.
+    assert len([path for path in programs.iterdir() if path.is_file()]) == 2
+    assert not (programs / "link").is_symlink()
