@@ -126,6 +126,7 @@ def test_tables_are_read_only_and_remembered() -> None:
     config = RopeConfig("neox", 8)
     table = angle_table(config)
     assert table is angle_table(RopeConfig("neox", 8))
+    assert len({table, table.ggml, angle_table(RopeConfig("neox", 10))}) == 3  # by identity: arrays have no hash
     for part, count in ((table, 4), (table.ggml, 3)):
         arrays = [value for value in vars(part).values() if isinstance(value, np.ndarray)]
         assert len(arrays) == count
