@@ -81,12 +81,12 @@ def test_every_bit_of_the_floats(fields: dict[str, Any], rng: np.random.Generato
 
 
 def test_every_bit_of_random_floats(rng: np.random.Generator) -> None:
-    for _ in range(20):
+    for k in range(24):
         n_dims = 2 * int(rng.integers(1, 24))
         fields: dict[str, Any] = {
             "mode": "normal", "n_dims": n_dims, "freq_base": float(np.exp(rng.uniform(-2, 15))),
             "freq_scale": float(np.exp(rng.uniform(-4, 2))), "attn_factor": float(rng.uniform(-2, 2)),
-            "ext_factor": float(rng.choice([0, 1, rng.uniform(-1, 2)])), "n_ctx_orig": int(rng.choice([0, 99999])),
+            "ext_factor": (0.0, 1.0, -1.0, float(rng.uniform(-1, 2)))[k % 4], "n_ctx_orig": (0, 99999)[k % 3 % 2],
             "beta_fast": float(rng.uniform(0.1, 64)), "beta_slow": float(rng.uniform(0.1, 64)),
             "freq_factors": tuple(map(float, rng.uniform(0.5, 64, n_dims // 2))) if rng.integers(2) else None,
         }  # fmt: skip
