@@ -2,7 +2,7 @@
 
 Every scaling in use is linear in the position, so pair i turns by `p * omega[i]`, and `omega[i] / 2π` can be written as
 a binary fraction of a turn. `p * step[i]` in wrapping integer arithmetic is then the phase, with nothing to lose at
-large p. The fractions are made here with 60 decimal digits, so that every stored bit is right.
+large p. The fractions are made here with 60 decimal digits and more, so that every stored bit is right.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ import numpy.typing as npt
 from .config import RopeConfig
 from .errors import ConfigError
 
-#: 2π to 80 digits (OEIS A019692); the working precision below is 60.
-TWO_PI = Decimal("6.2831853071795864769252867665590057683943387987502116419498891846156328125724179972")
-_CONTEXT = Context(prec=60, Emax=999999, Emin=-999999)
+#: 2π to 251 digits (OEIS A019692).
+TWO_PI = Decimal(
+    "6.2831853071795864769252867665590057683943387987502116419498891846156328125724179972"
+    "560696506842341359642961730265646132941876892191011644634507188162569622349005682054"
+    "038770422111192892458979098607639288576219513318668922569512964675735663305424038183"
+)
 _TURN = 1 << 128
 
 F32 = npt.NDArray[np.float32]
@@ -122,6 +125,18 @@ def yarn_range(config: RopeConfig) -> tuple[float, float]:
     )
 
 
+def _context(config: RopeConfig) -> Context:
+    """Return the arithmetic of decimals: 60 digits, and as many as the fastest pair's radians per position may have.
+
+    39 digits of a turn are kept. A configuration within its bounds gives up to 1e180 radians, most give at most 1.
+    """
+    least = min(1.0, *map(abs, config.freq_factors or (1.0,)))
+    fastest = math.log10(max(1.0, config.freq_scale)) + math.log10(1 + abs(config.ext_factor)) - math.log10(least)
+    # With 'vision' the exponent of freq_base comes near to -2.
+    fastest -= 2 * math.log10(min(1.0, config.freq_base))
+    return Context(prec=60 + math.ceil(fastest), Emax=999999, Emin=-999999)
+
+
 def yarn_mix(config: RopeConfig, pairs: int) -> list[Decimal]:
     """Return per pair the weight of the extrapolated angle, `ext_factor * ramp` (all 0 without YaRN).
 
@@ -134,7 +149,7 @@ def yarn_mix(config: RopeConfig, pairs: int) -> list[Decimal]:
     if math.isinf(low):  # freq_base < 1 with n_ctx_orig = 0: every pair is below the ramp
         return [weight] * pairs
     mixes = []
-    with localcontext(_CONTEXT):
+    with localcontext(_context(config)):
         for i in range(pairs):
             if i <= low:
                 ramp = Decimal(1)
@@ -166,7 +181,7 @@ def angle_table(config: RopeConfig) -> AngleTable:
     mixes = yarn_mix(config, pairs)
     factors = config.freq_factors or (1.0,) * pairs
     steps, lows, omegas = [], [], []
-    with localcontext(_CONTEXT):
+    with localcontext(_context(config)):
         ratio = Decimal(config.freq_base) ** (Decimal(-2) / Decimal(config.n_dims))
         powers = [Decimal(1)]
         while len(powers) <= max(exponents):
@@ -177,9 +192,7 @@ def angle_table(config: RopeConfig) -> AngleTable:
             if mix != 0:
                 blend = scale * (1 - mix) + mix
             omega = powers[exponent] / Decimal(factor) * blend
-            turn = omega / TWO_PI
-            fraction = turn - turn.to_integral_value(rounding="ROUND_FLOOR")
-            whole = int((fraction * _TURN).to_integral_value(rounding="ROUND_HALF_EVEN")) % _TURN
+            whole = int((omega / TWO_PI * _TURN).to_integral_value(rounding="ROUND_HALF_EVEN")) % _TURN
             step = ((whole + (1 << 63)) >> 64) % (1 << 64)
             low = whole - (step << 64)
             steps.append(step)
@@ -194,7 +207,8 @@ def angle_table(config: RopeConfig) -> AngleTable:
         magnitude=magnitude_of(config),
         ggml=_ggml_angles(config, exponents, factors[:pairs]),
     )
-    for array in (table.step, table.step_low, table.axis, table.omega):
+    ggml = table.ggml
+    for array in (table.step, table.step_low, table.axis, table.omega, ggml.exponent, ggml.factor, ggml.mix):
         array.setflags(write=False)
     return table
 

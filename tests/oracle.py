@@ -1,7 +1,7 @@
 """RoPE once more, for the tests alone: ggml's rules as its C code walks through them, angles by mpmath, no clrope.
 
 Follows `ggml_compute_forward_rope`, `ggml_mrope_cache_init`, `rope_yarn`, `ggml_rope_yarn_corr_dims` of ggml with real
-numbers in place of floats. Slow; meant for small tensors.
+numbers in place of floats, and in `ggml_theta` with numbers of 24 bits. Slow; meant for small tensors.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ MODES = {"normal": 0, "neox": 2, "mrope": 8, "vision": 24, "imrope": 40}
 LIMITS = {"f32": 1e-12, "f16": 6e-8, "bf16": 4e-6, "f64": 1e-20}
 
 
-def frequencies(fields: Mapping[str, Any], head_dim: int) -> tuple[list[Any], list[str], Any]:
+def frequencies(fields: Mapping[str, Any], head_dim: int, digits: int = DIGITS) -> tuple[list[Any], list[str], Any]:
     """Return per pair (radians per position, the row 't', 'h', 'w' or 'e' that drives it), and the magnitude."""
-    with mpmath.workdps(DIGITS):
+    with mpmath.workdps(digits):
         mode = MODES[fields["mode"]]
         vision = mode == MODES["vision"]
         n_dims = fields.get("n_dims") or (head_dim // 2 if vision else head_dim - fields.get("n_offs", 0))
@@ -32,24 +32,10 @@ def frequencies(fields: Mapping[str, Any], head_dim: int) -> tuple[list[Any], li
         if ext_factor != 0:
             magnitude *= 1 + mpmath.log(1 / freq_scale) / 10
         theta_scale = base ** (-mpmath.mpf(2) / n_dims)
-        sections = list(fields.get("sections") or [])
-        sections += [0] * (4 - len(sections))
         powers = {"t": 0, "h": 0, "w": 0, "e": 0}
         omegas, drivers = [], []
-        for i in range(head_dim // 2 if vision else n_dims // 2):
-            driver = "t"
-            if mode & 8:
-                sector = i % sum(sections)
-                driver = driver_of(mode, sector, sections)
-                if vision:
-                    if sector == 0:
-                        powers["t"] = 0
-                    elif sector == sections[0]:
-                        powers["h"] = 0
-                    elif sector == sections[0] + sections[1]:
-                        powers["w"] = 0
-                    elif sector == sections[0] + sections[1] + sections[2]:
-                        powers["e"] = 0
+        for i, (driver, restarted) in enumerate(sectors(fields, head_dim // 2 if vision else n_dims // 2)):
+            powers |= dict.fromkeys(restarted, 0)
             extrapolated = theta_scale ** powers[driver]
             if factors is not None:
                 extrapolated /= mpmath.mpf(factors[i])
@@ -62,6 +48,30 @@ def frequencies(fields: Mapping[str, Any], head_dim: int) -> tuple[list[Any], li
             drivers.append(driver)
             powers = {k: n + 1 for k, n in powers.items()}
         return omegas, drivers, magnitude
+
+
+def sectors(fields: Mapping[str, Any], pairs: int) -> list[tuple[str, str]]:
+    """Return per pair the row that drives it, and the row whose powers begin again there ('' for none)."""
+    mode = MODES[fields["mode"]]
+    sections = list(fields.get("sections") or [])
+    sections += [0] * (4 - len(sections))
+    out = []
+    for i in range(pairs):
+        driver, restarted = "t", ""
+        if mode & 8:
+            sector = i % sum(sections)
+            driver = driver_of(mode, sector, sections)
+            if mode == MODES["vision"]:
+                if sector == 0:
+                    restarted = "t"
+                elif sector == sections[0]:
+                    restarted = "h"
+                elif sector == sections[0] + sections[1]:
+                    restarted = "w"
+                elif sector == sections[0] + sections[1] + sections[2]:
+                    restarted = "e"
+        out.append((driver, restarted))
+    return out
 
 
 def driver_of(mode: int, sector: int, sections: list[int]) -> str:
@@ -97,6 +107,49 @@ def corr_dims(fields: Mapping[str, Any], n_dims: int, base: Any) -> tuple[Any, A
     begin = mpmath.floor(begin) if mpmath.isfinite(begin) else begin
     end = mpmath.ceil(end) if mpmath.isfinite(end) else end
     return max(mpmath.mpf(0), begin), min(mpmath.mpf(n_dims - 1), end)
+
+
+def ggml_theta(rows: np.ndarray, fields: Mapping[str, Any], head_dim: int) -> tuple[np.ndarray, float]:
+    """Return ggml's own angles, float32 [R, pairs], for integer rows [4, R] (t, h, w, e), and its magnitude.
+
+    Each operation is rounded to 24 bits; of the blend's multiplication and addition compilers make one operation.
+    """
+    vision = fields["mode"] == "vision"
+    n_dims = fields.get("n_dims") or (head_dim // 2 if vision else head_dim - fields.get("n_offs", 0))
+    pairs = head_dim // 2 if vision else n_dims // 2
+    with mpmath.workprec(24):
+
+        def real(value: Any) -> Any:
+            return +mpmath.mpf(value)
+
+        one = mpmath.mpf(1)
+        base, exponent = real(fields.get("freq_base", 10000.0)), mpmath.mpf(-2) / n_dims
+        freq_scale = real(fields.get("freq_scale", 1.0))
+        ext_factor = real(fields.get("ext_factor", 0.0))
+        factors = list(map(real, fields.get("freq_factors") or [1.0] * pairs))
+        inverse = one / freq_scale
+        with mpmath.workdps(DIGITS):  # powf and logf are rounded once, mpmath's of 24 bits may be off by one
+            low, high = corr_dims(fields, n_dims, mpmath.mpf(fields.get("freq_base", 10000.0)))
+            theta_scale, log = base**exponent, mpmath.log(inverse)
+        theta_scale = real(theta_scale)
+        magnitude = real(fields.get("attn_factor", 1.0))
+        if ext_factor != 0:
+            magnitude *= one + real(0.1) * real(log)
+        out = np.empty((rows.shape[1], pairs), np.float32)
+        for r in range(rows.shape[1]):
+            begin = {row: +mpmath.mpf(int(p)) for row, p in zip("thwe", rows[:, r], strict=True)}
+            theta = dict(begin)
+            for i, (driver, restarted) in enumerate(sectors(fields, pairs)):
+                theta |= {row: begin[row] for row in restarted}
+                extrapolated = theta[driver] / factors[i]
+                angle = freq_scale * extrapolated
+                if ext_factor != 0:
+                    ramp = (i - low) / max(real(0.001), high - low)
+                    mix = (one - min(one, max(mpmath.mpf(0), ramp))) * ext_factor
+                    angle = mpmath.fmul(angle, one - mix, exact=True) + extrapolated * mix
+                out[r, i] = float(angle)
+                theta = {row: value * theta_scale for row, value in theta.items()}
+    return out, float(magnitude)
 
 
 def cos_sin(rows: np.ndarray, fields: Mapping[str, Any], head_dim: int) -> tuple[np.ndarray, np.ndarray]:

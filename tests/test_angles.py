@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import mpmath
@@ -10,7 +11,7 @@ import oracle
 import pytest
 
 from clrope import ConfigError, RopeConfig
-from clrope.angles import angle_table, section_of_pairs
+from clrope.angles import AngleTable, angle_table, section_of_pairs
 
 YARN = {"ext_factor": 1.0, "freq_scale": 0.25, "n_ctx_orig": 4096}
 FIELDS: list[dict[str, Any]] = [
@@ -37,8 +38,27 @@ def test_every_bit_of_the_steps(fields: dict[str, Any], n_dims: int) -> None:
     fields = {"mode": "neox", "n_dims": n_dims, **fields}
     table = angle_table(RopeConfig(**fields))
     assert table.pairs == n_dims // 2
-    with mpmath.workdps(oracle.DIGITS):
-        omegas, _, magnitude = oracle.frequencies(fields, n_dims)
+    assert_every_bit(table, fields, n_dims)
+    assert not table.axis.any()
+
+
+@pytest.mark.parametrize("mode", ["neox", "vision"])
+def test_the_fastest_pairs(mode: Any, rng: np.random.Generator) -> None:
+    """Their whole turns take up to 180 digits, which the 39 digits of a fraction of a turn come after."""
+    pairs = 24 if mode == "vision" else 12
+    least, most = 1e-36, 1e36
+    draws = np.exp(rng.uniform(np.log(least), np.log(most), (6, 4)))
+    for base, factor, scale, ext in [(least, least, most, most), *draws.tolist()]:
+        fields: dict[str, Any] = {
+            "mode": mode, "n_dims": 24, "sections": (24, 0, 0) if mode == "vision" else None, "freq_base": base,
+            "freq_factors": (factor,) * pairs, "freq_scale": scale, "ext_factor": -ext,
+        }  # fmt: skip
+        assert_every_bit(angle_table(RopeConfig(**fields)), fields, 2 * pairs, digits=300)
+
+
+def assert_every_bit(table: AngleTable, fields: dict[str, Any], head_dim: int, digits: int = oracle.DIGITS) -> None:
+    with mpmath.workdps(digits):
+        omegas, _, magnitude = oracle.frequencies(fields, head_dim, digits)
         for i, omega in enumerate(omegas):
             turn = omega / (2 * mpmath.pi)
             fraction = turn - mpmath.floor(turn)
@@ -47,7 +67,6 @@ def test_every_bit_of_the_steps(fields: dict[str, Any], n_dims: int) -> None:
             assert distance in (0, 1, 2**128 - 1), f"pair {i}"
             assert table.omega[i] == pytest.approx(float(omega), rel=4e-16)
         assert table.magnitude == pytest.approx(float(magnitude), rel=4e-16)
-    assert not table.axis.any()
 
 
 def test_random_configurations(rng: np.random.Generator) -> None:
@@ -105,8 +124,16 @@ def test_sections_by_hand() -> None:
 
 def test_tables_are_read_only_and_remembered() -> None:
     config = RopeConfig("neox", 8)
-    assert angle_table(config) is angle_table(RopeConfig("neox", 8))
-    with pytest.raises(ValueError, match="read-only"):
-        angle_table(config).step[0] = 1
+    table = angle_table(config)
+    assert table is angle_table(RopeConfig("neox", 8))
+    assert len({table, table.ggml, angle_table(RopeConfig("neox", 10))}) == 3  # by identity: arrays have no hash
+    for part, count in ((table, 4), (table.ggml, 3)):
+        arrays = [value for value in vars(part).values() if isinstance(value, np.ndarray)]
+        assert len(arrays) == count
+        for array in arrays:
+            with pytest.raises(ValueError, match="read-only"):
+                array[0] = 1
+        with pytest.raises(FrozenInstanceError):
+            part.magnitude = 2  # type: ignore[misc]
     with pytest.raises(ConfigError, match="n_dims: not set"):
         angle_table(RopeConfig("neox"))

@@ -6,6 +6,7 @@ import ctypes
 from typing import Any
 
 import numpy as np
+import oracle
 import pytest
 from helpers import Case, run
 
@@ -70,6 +71,38 @@ def test_near_the_exact_angles(fields: dict[str, Any]) -> None:
     positions = np.arange(24).reshape(4, 6) if ggml.uses_sections else np.arange(6)
     for a, b in zip(reference.cos_sin(positions, ggml), reference.cos_sin(positions, exact), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize("fields", CONFIGS, ids=str)
+def test_every_bit_of_the_floats(fields: dict[str, Any], rng: np.random.Generator) -> None:
+    config = RopeConfig(**fields, angles="ggml").for_head_dim(64)
+    rows = np.concatenate([rng.integers(-high, high, (4, 8), endpoint=True) for high in (64, 131072, 2**31)], axis=1)
+    assert_every_float(config, fields, rows, 64)
+
+
+def test_every_bit_of_random_floats(rng: np.random.Generator) -> None:
+    for k in range(24):
+        n_dims = 2 * int(rng.integers(1, 24))
+        fields: dict[str, Any] = {
+            "mode": "normal", "n_dims": n_dims, "freq_base": float(np.exp(rng.uniform(-2, 15))),
+            "freq_scale": float(np.exp(rng.uniform(-4, 2))), "attn_factor": float(rng.uniform(-2, 2)),
+            "ext_factor": (0.0, 1.0, -1.0, float(rng.uniform(-1, 2)))[k % 4], "n_ctx_orig": (0, 99999)[k % 3 % 2],
+            "beta_fast": float(rng.uniform(0.1, 64)), "beta_slow": float(rng.uniform(0.1, 64)),
+            "freq_factors": tuple(map(float, rng.uniform(0.5, 64, n_dims // 2))) if rng.integers(2) else None,
+        }  # fmt: skip
+        assert_every_float(RopeConfig(**fields), fields, rng.integers(-(2**20), 2**20, (4, 4)), n_dims)
+
+
+def assert_every_float(config: RopeConfig, fields: dict[str, Any], rows: np.ndarray, head_dim: int) -> None:
+    table = angle_table(config)
+    want, magnitude = oracle.ggml_theta(rows, fields, head_dim)
+    np.testing.assert_array_equal(reference.ggml_theta(rows, table), want, err_msg=str(fields))
+    assert float(table.ggml.magnitude) == magnitude, fields
+    assert table.ggml.magnitude.dtype == np.float32
+    # Devices are given all three, used or not.
+    for array, kind in ((table.ggml.exponent, np.int32), (table.ggml.factor, np.float32), (table.ggml.mix, np.float32)):
+        assert (array.shape, array.dtype) == ((table.pairs,), kind)
+    assert table.ggml.mix.any() == (config.ext_factor != 0), fields
 
 
 def live(ggml: Any, x: np.ndarray, positions: np.ndarray, fields: dict[str, Any], forward: bool) -> np.ndarray:

@@ -212,6 +212,12 @@ def test_overlap_of_what_is_spread_far(rng: np.random.Generator) -> None:
     assert TensorView((1, 3, 2, 4), (0, far, 2 * far, 1), 0, "f32").overlaps_itself
 
 
+def test_a_dense_tensor_takes_no_table_of_its_elements() -> None:
+    """It would be of 16 PiB here. The axes of one element (n, and b of stride 0) have no part in it."""
+    view = TensorView.dense((2, 1, 2**50), "f16")
+    assert (view.strides, view.overlaps_itself) == ((0, 2**50, 2**50, 1), False)
+
+
 def test_parts() -> None:
     view = TensorView.dense((4, 6, 2, 8), "f32").moved(10)
     part = view.part(slice(1, 3), slice(2, 6))
