@@ -89,6 +89,14 @@ def test_each_row_says_where_it_comes_from() -> None:
         assert row not in data["rows"][:number]
 
 
+def test_the_table_is_read_once_and_only_with_its_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert defaults.table() is defaults.table()
+    monkeypatch.setattr(defaults, "PATH", tmp_path / "defaults.json")
+    defaults.PATH.write_text('{"schema": "clrope.defaults/1"}')
+    with pytest.raises(ValueError, match=r"schema 'clrope\.defaults/1', expected 'clrope\.defaults/2'"):
+        defaults.table.__wrapped__()
+
+
 def test_the_first_family_counts(cpu: DeviceInfo) -> None:
     families = defaults.table()["families"]
     facts = database.device_facts(machine(cpu, 16, platform=POCL, driver_version="3.1", kind="cpu", name="AMD X"))
