@@ -76,6 +76,15 @@ def test_saved_and_found(cpu: clrope.DeviceInfo, cache: Path) -> None:
     assert stored(cache)["entries"] == {}
 
 
+def test_a_record_is_the_same_after_json() -> None:
+    made = record(crash=STRIDED)
+    assert TuningRecord.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    assert (made.winner, made.written) == (FAST, 0)
+    unknown = TuningRecord(KEY, (VariantResult(FAST, "timeout"), VariantResult(OTHER, "slower")), 4096)
+    assert unknown.winner is None
+    assert TuningRecord.from_dict(unknown.to_dict()) == unknown
+
+
 def test_another_driver_cpu_or_kernel_is_unknown(
     cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,10 +155,14 @@ def test_a_damaged_file(cpu: clrope.DeviceInfo, cache: Path, text: str) -> None:
         lambda r: r["results"][0]["variant"].update(heads_per_item="2"),
         lambda r: r["results"][0]["variant"].pop("store"),
         lambda r: r["results"][0].update(seconds="fast"),
+        lambda r: r["results"][0].update(seconds="1"),
+        lambda r: r["results"][1].update(seconds=True),
+        lambda r: r.update(ceiling_gbs="3"),
+        lambda r: r.update(size="huge"),
         lambda r: r.update(pairing="both"),
         lambda r: r.update(in_place=True),  # a record under another's key
     ],
-    ids=range(8),
+    ids=range(12),
 )
 def test_a_damaged_record(cpu: clrope.DeviceInfo, cache: Path, damage: Any) -> None:
     small = replace(KEY, size="small")
@@ -415,8 +428,14 @@ def test_the_first_of_equals_wins() -> None:
     assert kinds(1.01, 1.0, 2.0) == ["ok", "slower", "slower"]
     assert kinds(1.05, 1.0, 2.0) == ["slower", "ok", "slower"]
     assert kinds(1.05, 1.0, 2.0, size="small") == ["ok", "slower", "slower"]
+    for size, share in (("large", 1.02), ("medium", 1.05), ("small", 1.1)):
+        assert kinds(share, 1.0, size=size) == ["ok", "slower"]
+        assert kinds(share + 1e-9, 1.0, size=size) == ["slower", "ok"]
     assert kinds(None, 1.0) == ["crash", "ok"]
     assert kinds(None, None) == ["crash", "crash"]
+    untimed = [VariantResult(STRIDED, "slower"), *outcomes(1.0)]
+    assert [o.outcome for o in decided(untimed, "large")] == ["slower", "ok"]
+    assert [o.outcome for o in decided(untimed[:1], "large")] == ["slower"]
 
 
 @pytest.mark.parametrize(

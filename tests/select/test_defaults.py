@@ -183,8 +183,10 @@ def test_written_from_tuning_files(
         monkeypatch.undo()
         defaults.table.cache_clear()
     assert CliRunner().invoke(app, ["tune", "--write-defaults"]).exit_code == 2
-    (tmp_path / "other.json").write_text("{}")
-    assert CliRunner().invoke(app, ["tune", "--write-defaults", str(tmp_path / "other.json")]).exit_code == 2
+    (tmp_path / "other.json").write_text('{"schema": "clrope.tuning/4", "entries": {}}')
+    refused = CliRunner().invoke(app, ["tune", "--write-defaults", str(tmp_path / "other.json")])
+    assert refused.exit_code == 2
+    assert "other.json: no records of clrope.tuning/5" in refused.output
 
 
 @pytest.mark.parametrize(
