@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import clrope
+from clrope.device.info import cpu_key
 from clrope.kernels import source
 from clrope.kernels.problem import AngleForm, Pairing, PairLayout, Problem
 from clrope.kernels.variant import KERNELS, STRIDED, Variant
@@ -85,6 +87,28 @@ def test_a_record_is_the_same_after_json() -> None:
     assert TuningRecord.from_dict(unknown.to_dict()) == unknown
 
 
+def test_keys_the_likeliest_first() -> None:
+    keys = database.tuning_keys("f32", "neox")
+    assert list(map(str, keys)) == [
+        f"f32 neox {where} {size}" for size in ("large", "medium", "small") for where in ("out of place", "in place")
+    ]
+    assert keys[0] == KEY
+
+
+def test_a_file_from_elsewhere(cpu: clrope.DeviceInfo, cache: Path, tmp_path: Path) -> None:
+    """Only its sound records, with what each was measured on."""
+    keys = database.tuning_keys("f32", "neox")[:3]
+    database.save(cpu, map(record, keys))
+    data = stored(cache)
+    del records_of(data)[database.record_name(cpu, keys[1])]["results"]
+    del records_of(data)[database.record_name(cpu, keys[2])]["facts"]
+    (tmp_path / "other.json").write_text(json.dumps(data))
+    [(facts, machine, found)] = database.read(str(tmp_path / "other.json"))
+    assert (facts, machine) == (database.device_facts(cpu), f"{cpu_key()}; {cpu.key}")
+    assert found == replace(record(), written=found.written)
+    assert found.written > 0
+
+
 def test_another_driver_cpu_or_kernel_is_unknown(
     cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +148,7 @@ def test_a_changed_kernel_is_unknown(
     cpu: clrope.DeviceInfo, cache: Path, kernels: Path, file: str, changes: bool
 ) -> None:
     database.save(cpu, [record()])
+    assert re.fullmatch("[0-9a-f]{16}", database.kernels_hash("neox"))
     assert database.known(cpu, "f32", "neox").winner(False, "large") == FAST
     with (kernels / file).open("a") as text:
         text.write("// changed\n")

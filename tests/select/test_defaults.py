@@ -104,6 +104,9 @@ def test_the_first_family_counts(cpu: DeviceInfo) -> None:
     assert defaults.family_of({**facts, "name": "other"}, families) == "pocl-avx512"
     assert defaults.family_of({**facts, "name": "other", "float_width": 4}, families) == "pocl-short"
     assert defaults.family_of({**facts, "driver": "4.0"}, families) is None
+    assert [defaults.matches({"float_width": [4, 8]}, {"float_width": n}) for n in (3, 4, 8, 9)] == [
+        False, True, True, False
+    ]  # fmt: skip
 
 
 def test_compact_says_the_same() -> None:
