@@ -85,6 +85,12 @@ def test_a_record_is_the_same_after_json() -> None:
     unknown = TuningRecord(KEY, (VariantResult(FAST, "timeout"), VariantResult(OTHER, "slower")), 4096)
     assert unknown.winner is None
     assert TuningRecord.from_dict(unknown.to_dict()) == unknown
+    assert unknown.results[0].to_dict() == {
+        "variant": FAST.to_dict(), "outcome": "timeout", "reason": "", "log": "", "seconds": None, "gbs": None
+    }  # fmt: skip
+    for field in ("pairing", "size"):
+        with pytest.raises(ValueError, match=r"key: got f32 .*both"):
+            TuningRecord.from_dict({**made.to_dict(), field: "both"})
 
 
 def test_keys_the_likeliest_first() -> None:
@@ -105,6 +111,7 @@ def test_a_file_from_elsewhere(cpu: clrope.DeviceInfo, cache: Path, tmp_path: Pa
     (tmp_path / "other.json").write_text(json.dumps(data))
     [(facts, machine, found)] = database.read(str(tmp_path / "other.json"))
     assert (facts, machine) == (database.device_facts(cpu), f"{cpu_key()}; {cpu.key}")
+    assert (facts["vendor"], facts["driver"]) == (cpu.vendor, cpu.driver_version)
     assert found == replace(record(), written=found.written)
     assert found.written > 0
 
