@@ -174,8 +174,9 @@ def test_section_rows_that_batches_share() -> None:
 
 @pytest.mark.parametrize(("config", "more"), [(NEOX, ""), (SECTIONS, r", \[3, R\], \[4, R\]")])
 def test_rows_of_tables_are_named_as_the_mode_allows(config: RopeConfig, more: str) -> None:
-    with pytest.raises(ShapeError, match=rf"allowed here are an int, \[R\]{more}$"):
-        position_rows(np.zeros((2, 3, 4), np.int64), config, batch=None, seq=None)
+    for shape in ((2, 3, 4), (5, 7)):
+        with pytest.raises(ShapeError, match=rf"allowed here are an int, \[R\]{more}$"):
+            position_rows(np.zeros(shape, np.int64), config, batch=None, seq=None)
 
 
 @pytest.mark.parametrize("mode", ["mrope", "imrope"])
@@ -202,6 +203,7 @@ def test_text_in_section_modes_is_neox(device: clrope.DeviceInfo, mode: Any, rng
         ),
         (np.zeros((3, 2), int), NEOX, r"positions: got shape \[3, 2\]"),
         (np.zeros((4, 3), int), NEOX, r"positions: got shape \[4, 3\]"),
+        (np.zeros((3, 2, 3), int), NEOX, r"positions: got shape \[3, 2, 3\]"),
         (np.zeros((1, 1, 3), int), NEOX, r"positions: got shape \[1, 1, 3\]"),
         (
             np.zeros((5, 3), int),
@@ -254,6 +256,8 @@ def test_more_tokens_than_an_axis_has() -> None:
     for total in (2**30 + 1, 2**63 - 1):
         with pytest.raises(ShapeError, match=rf"total: got {total}, the number of tokens is needed, at most 2\*\*30"):
             packed_positions([0, total], total)
+    with pytest.raises(ShapeError, match=r"must ascend from 0 to the number of tokens 1073741824, got 0 \.\.\. 5"):
+        packed_positions([0, 5], 2**30)
     for total in (5.0, True, -1):
         with pytest.raises(ShapeError, match=f"total: got {total}"):
             packed_positions([0, 5], total)  # type: ignore[arg-type]
