@@ -465,6 +465,9 @@ def test_the_first_of_equals_wins() -> None:
         assert kinds(share + 1e-9, 1.0, size=size) == ["slower", "ok"]
     assert kinds(None, 1.0) == ["crash", "ok"]
     assert kinds(None, None) == ["crash", "crash"]
+    assert kinds(1.0, 2.0, 1.0) == ["ok", "slower", "slower"]
+    wrong = VariantResult(STRIDED, "wrong", seconds=0.1)  # its time counts for nothing
+    assert [o.outcome for o in decided([wrong, *outcomes(1.0)], "large")] == ["wrong", "ok"]
     untimed = [VariantResult(STRIDED, "slower"), *outcomes(1.0)]
     assert [o.outcome for o in decided(untimed, "large")] == ["slower", "ok"]
     assert [o.outcome for o in decided(untimed[:1], "large")] == ["slower"]
