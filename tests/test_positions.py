@@ -151,7 +151,8 @@ def test_rows_of_tables_of_any_number(dtype: str) -> None:
     for length in (0, 1, 7):
         found = position_rows(np.arange(length, dtype=dtype), NEOX, batch=None, seq=None)
         assert (found.count, found.rows.tolist()) == (length, [list(range(length))])
-        assert position_rows(np.zeros((4, length), dtype), SECTIONS, batch=None, seq=None).count == length
+        for axes in (1, 3, 4):
+            assert position_rows(np.zeros((axes, length), dtype), SECTIONS, batch=None, seq=None).count == length
 
 
 def test_more_rows_of_tables_than_kernels_count() -> None:
@@ -174,7 +175,7 @@ def test_section_rows_that_batches_share() -> None:
 
 @pytest.mark.parametrize(("config", "more"), [(NEOX, ""), (SECTIONS, r", \[3, R\], \[4, R\]")])
 def test_rows_of_tables_are_named_as_the_mode_allows(config: RopeConfig, more: str) -> None:
-    for shape in ((2, 3, 4), (5, 7)):
+    for shape in ((2, 3, 4), (4, 3, 4), (0, 7), (2, 7), (5, 7), *([] if config is SECTIONS else [(3, 7)])):
         with pytest.raises(ShapeError, match=rf"allowed here are an int, \[R\]{more}$"):
             position_rows(np.zeros(shape, np.int64), config, batch=None, seq=None)
 
