@@ -171,7 +171,7 @@ def _axes(rows: I64, sections: bool) -> I64:
 def _free_length(array: npt.NDArray[Any], sections: bool) -> int:
     if array.ndim == 0:
         return 1
-    if array.ndim == 1 or (array.ndim == 2 and sections):
+    if array.ndim == 1 or (array.ndim == 2 and sections and array.shape[0] in (1, 3, 4)):
         if array.shape[-1] > LONGEST_AXIS:
             raise ShapeError(f"positions: got shape {list(array.shape)}, an axis has at most 2**30 elements")
         return int(array.shape[-1])

@@ -120,9 +120,11 @@ def test_what_forms_mean() -> None:
     assert rows([5, 9, -1], SECTIONS) == [[5, 9, -1]] * 4
     assert rows([[1, 1, 1], [2, 2, 2], [3, 3, 3]], SECTIONS) == [[1] * 3, [2] * 3, [3] * 3, [1] * 3]
     assert rows(np.arange(12).reshape(4, 3), SECTIONS) == np.arange(12).reshape(4, 3).tolist()
-    assert rows(np.arange(18).reshape(3, 2, 3), SECTIONS)[1] == list(range(6, 12))
+    t, h, w = (list(range(6 * axis, 6 * axis + 6)) for axis in range(3))
+    assert rows(np.arange(18).reshape(3, 2, 3), SECTIONS) == [t, h, w, t]
     where = position_rows([[1, 2, 3], [4, 5, 6]], NEOX, batch=2, seq=3)
     assert (where.count, where.batch_stride, where.rows_of_batch(2)) == (6, 3, [slice(0, 3), slice(3, 6)])
+    assert position_rows([1, 2, 3], NEOX, batch=2, seq=3).rows_of_batch(2) == [slice(0, 3)] * 2
     assert not where.beyond_32_bits
     assert position_rows([2**31 + 1], NEOX, batch=1, seq=1).beyond_32_bits
     assert position_rows([-(2**31) - 1], NEOX, batch=1, seq=1).beyond_32_bits
@@ -149,7 +151,8 @@ def test_rows_of_tables_of_any_number(dtype: str) -> None:
     for length in (0, 1, 7):
         found = position_rows(np.arange(length, dtype=dtype), NEOX, batch=None, seq=None)
         assert (found.count, found.rows.tolist()) == (length, [list(range(length))])
-        assert position_rows(np.zeros((4, length), dtype), SECTIONS, batch=None, seq=None).count == length
+        for axes in (1, 3, 4):
+            assert position_rows(np.zeros((axes, length), dtype), SECTIONS, batch=None, seq=None).count == length
 
 
 def test_more_rows_of_tables_than_kernels_count() -> None:
@@ -163,6 +166,8 @@ def test_section_rows_that_batches_share() -> None:
     found = position_rows(rows, SECTIONS, batch=2, seq=5)
     assert found.batch_stride == 0
     np.testing.assert_array_equal(found.rows, rows[:, 0])
+    three = position_rows(rows[:3], SECTIONS, batch=2, seq=5).rows
+    np.testing.assert_array_equal(three, rows[[0, 1, 2, 0], 0])
     for shape in ((4, 2, 5, 1), (4, 3, 5), (4, 2, 5)):
         with pytest.raises(ShapeError, match="positions: got shape"):
             position_rows(np.zeros(shape, np.int64), SECTIONS, batch=1 if shape[1:] == (2, 5) else 2, seq=5)
@@ -170,8 +175,9 @@ def test_section_rows_that_batches_share() -> None:
 
 @pytest.mark.parametrize(("config", "more"), [(NEOX, ""), (SECTIONS, r", \[3, R\], \[4, R\]")])
 def test_rows_of_tables_are_named_as_the_mode_allows(config: RopeConfig, more: str) -> None:
-    with pytest.raises(ShapeError, match=rf"allowed here are an int, \[R\]{more}$"):
-        position_rows(np.zeros((2, 3, 4), np.int64), config, batch=None, seq=None)
+    for shape in ((2, 3, 4), (4, 3, 4), (0, 7), (2, 7), (5, 7), *([] if config is SECTIONS else [(3, 7)])):
+        with pytest.raises(ShapeError, match=rf"allowed here are an int, \[R\]{more}$"):
+            position_rows(np.zeros(shape, np.int64), config, batch=None, seq=None)
 
 
 @pytest.mark.parametrize("mode", ["mrope", "imrope"])
@@ -198,6 +204,7 @@ def test_text_in_section_modes_is_neox(device: clrope.DeviceInfo, mode: Any, rng
         ),
         (np.zeros((3, 2), int), NEOX, r"positions: got shape \[3, 2\]"),
         (np.zeros((4, 3), int), NEOX, r"positions: got shape \[4, 3\]"),
+        (np.zeros((3, 2, 3), int), NEOX, r"positions: got shape \[3, 2, 3\]"),
         (np.zeros((1, 1, 3), int), NEOX, r"positions: got shape \[1, 1, 3\]"),
         (
             np.zeros((5, 3), int),
@@ -205,6 +212,11 @@ def test_text_in_section_modes_is_neox(device: clrope.DeviceInfo, mode: Any, rng
             r"positions: got shape \[5, 3\], .* \[4, 3\], \[3, 3\], \[4, 2, 3\], \[3, 2, 3\]",
         ),
         (np.zeros((4, 3, 3), int), SECTIONS, r"positions: got shape \[4, 3, 3\]"),
+        (np.zeros((5, 2, 3), int), SECTIONS, r"positions: got shape \[5, 2, 3\]"),
+        (np.zeros((2, 1, 3), int), SECTIONS, r"positions: got shape \[2, 1, 3\]"),
+        (np.zeros(0), NEOX, "positions: got dtype float64"),
+        # Not one by one: that would take the memory of 2**40 objects.
+        (np.broadcast_to(np.float32(1), (2**40,)), NEOX, "positions: got dtype float32"),
         (
             np.array([1, 2, 2**63], np.uint64),
             NEOX,
@@ -245,6 +257,8 @@ def test_more_tokens_than_an_axis_has() -> None:
     for total in (2**30 + 1, 2**63 - 1):
         with pytest.raises(ShapeError, match=rf"total: got {total}, the number of tokens is needed, at most 2\*\*30"):
             packed_positions([0, total], total)
+    with pytest.raises(ShapeError, match=r"must ascend from 0 to the number of tokens 1073741824, got 0 \.\.\. 5"):
+        packed_positions([0, 5], 2**30)
     for total in (5.0, True, -1):
         with pytest.raises(ShapeError, match=f"total: got {total}"):
             packed_positions([0, 5], total)  # type: ignore[arg-type]

@@ -19,10 +19,10 @@ class Chunk:
 
 
 def chunks(batches: int, tokens: int, batch_stride: int, most: int) -> list[Chunk]:
-    """Return chunks of at most `most` tokens (at least 1). batch_stride: 0 if batches share their rows, else tokens."""
+    """Return chunks of at most `most` >= 1 tokens. batch_stride: 0 if batches share their rows, else tokens."""
     out = []
     if tokens <= most:
-        step = max(1, most // max(1, tokens))
+        step = most // max(1, tokens)
         for b in range(0, batches, step):
             e = min(batches, b + step)
             rows = slice(0, tokens) if batch_stride == 0 else slice(b * tokens, e * tokens)
@@ -41,7 +41,7 @@ def chunks_that_fit(
     batches: int, tokens: int, batch_stride: int, most: int, fits: Callable[[Chunk], bool], what: str
 ) -> list[Chunk]:
     """Return the largest chunks (halving from `most` tokens) all of which fit; `DeviceError` if one token does not."""
-    most = max(1, min(most, max(1, batches * tokens)))
+    most = max(1, min(most, batches * tokens))
     while True:
         made = chunks(batches, tokens, batch_stride, most)
         if all(map(fits, made)):

@@ -11,7 +11,7 @@ import platform
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -56,7 +56,7 @@ def kernels_hash(pairing: Pairing) -> str:
     return hashlib.sha256(" ".join(map(kernel_hash, program_files(pairing))).encode()).hexdigest()[:16]
 
 
-_cpu = lru_cache(maxsize=1)(cpu_key)
+_cpu = cache(cpu_key)
 
 
 def record_name(device: DeviceInfo, key: TuningKey) -> str:

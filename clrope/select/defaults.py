@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ KEY_FIELDS = ("dtype", "pairing", "in_place", "size")
 PATH = Path(__file__).parent / "defaults.json"
 
 
-@lru_cache(maxsize=1)
+@cache
 def table() -> dict[str, Any]:
     """Return the contents of `defaults.json`."""
     data: dict[str, Any] = json.loads(PATH.read_text(encoding="utf-8"))
@@ -73,9 +73,9 @@ def size_class(device: DeviceInfo, nbytes: int) -> SizeClass:
     if nbytes < medium_bytes(device):
         return "small"
     # On CPUs also from this part of the largest cache on: input and output would take half of it.
-    cache = host_cache_bytes() if device.kind == "cpu" else 0
+    host_cache = host_cache_bytes() if device.kind == "cpu" else 0
     large = limits["large"]
-    return "large" if nbytes >= min(large, cache // limits["large_part_of_cache"] or large) else "medium"
+    return "large" if nbytes >= min(large, host_cache // limits["large_part_of_cache"] or large) else "medium"
 
 
 def medium_bytes(device: DeviceInfo) -> int:

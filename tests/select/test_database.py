@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 import clrope
+from clrope.device.info import cpu_key
 from clrope.kernels import source
-from clrope.kernels.problem import AngleForm, PairLayout, Problem
+from clrope.kernels.problem import AngleForm, Pairing, PairLayout, Problem
 from clrope.kernels.variant import KERNELS, STRIDED, Variant
-from clrope.layout import TensorView
+from clrope.layout import DTYPES, TensorView
 from clrope.select import database, defaults
 from clrope.select.choice import select
 from clrope.select.defaults import default_for, medium_bytes, safe_variant, size_class
-from clrope.select.records import OUTCOMES, OutcomeKind, TuningKey, TuningRecord, VariantResult, decided
+from clrope.select.records import OUTCOMES, SIZES, OutcomeKind, TuningKey, TuningRecord, VariantResult, decided
 from clrope.store import Snapshot
 
 KEY = TuningKey("f32", "neox", False, "large")
@@ -76,6 +78,44 @@ def test_saved_and_found(cpu: clrope.DeviceInfo, cache: Path) -> None:
     assert stored(cache)["entries"] == {}
 
 
+def test_a_record_is_the_same_after_json() -> None:
+    made = record(crash=STRIDED)
+    assert TuningRecord.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    assert (made.winner, made.written) == (FAST, 0)
+    unknown = TuningRecord(KEY, (VariantResult(FAST, "timeout"), VariantResult(OTHER, "slower")), 4096)
+    assert (unknown.winner, unknown.seed) == (None, 0)
+    assert TuningRecord.from_dict(unknown.to_dict()) == unknown
+    assert unknown.results[0].to_dict() == {
+        "variant": FAST.to_dict(), "outcome": "timeout", "reason": "", "log": "", "seconds": None, "gbs": None
+    }  # fmt: skip
+    for field in ("pairing", "size"):
+        with pytest.raises(ValueError, match=r"key: got f32 .*both"):
+            TuningRecord.from_dict({**made.to_dict(), field: "both"})
+
+
+def test_keys_the_likeliest_first() -> None:
+    keys = database.tuning_keys("f32", "neox")
+    assert list(map(str, keys)) == [
+        f"f32 neox {where} {size}" for size in ("large", "medium", "small") for where in ("out of place", "in place")
+    ]
+    assert keys[0] == KEY
+
+
+def test_a_file_from_elsewhere(cpu: clrope.DeviceInfo, cache: Path, tmp_path: Path) -> None:
+    """Only its sound records, with what each was measured on."""
+    keys = database.tuning_keys("f32", "neox")[:3]
+    database.save(cpu, map(record, keys))
+    data = stored(cache)
+    del records_of(data)[database.record_name(cpu, keys[1])]["results"]
+    del records_of(data)[database.record_name(cpu, keys[2])]["facts"]
+    (tmp_path / "other.json").write_text(json.dumps(data))
+    [(facts, machine, found)] = database.read(str(tmp_path / "other.json"))
+    assert (facts, machine) == (database.device_facts(cpu), f"{cpu_key()}; {cpu.key}")
+    assert (facts["vendor"], facts["driver"]) == (cpu.vendor, cpu.driver_version)
+    assert found == replace(record(), written=found.written)
+    assert found.written > 0
+
+
 def test_another_driver_cpu_or_kernel_is_unknown(
     cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +155,7 @@ def test_a_changed_kernel_is_unknown(
     cpu: clrope.DeviceInfo, cache: Path, kernels: Path, file: str, changes: bool
 ) -> None:
     database.save(cpu, [record()])
+    assert re.fullmatch("[0-9a-f]{16}", database.kernels_hash("neox"))
     assert database.known(cpu, "f32", "neox").winner(False, "large") == FAST
     with (kernels / file).open("a") as text:
         text.write("// changed\n")
@@ -146,10 +187,14 @@ def test_a_damaged_file(cpu: clrope.DeviceInfo, cache: Path, text: str) -> None:
         lambda r: r["results"][0]["variant"].update(heads_per_item="2"),
         lambda r: r["results"][0]["variant"].pop("store"),
         lambda r: r["results"][0].update(seconds="fast"),
+        lambda r: r["results"][0].update(seconds="1"),
+        lambda r: r["results"][1].update(seconds=True),
+        lambda r: r.update(ceiling_gbs="3"),
+        lambda r: r.update(size="huge"),
         lambda r: r.update(pairing="both"),
         lambda r: r.update(in_place=True),  # a record under another's key
     ],
-    ids=range(8),
+    ids=range(12),
 )
 def test_a_damaged_record(cpu: clrope.DeviceInfo, cache: Path, damage: Any) -> None:
     small = replace(KEY, size="small")
@@ -159,36 +204,108 @@ def test_a_damaged_record(cpu: clrope.DeviceInfo, cache: Path, damage: Any) -> N
     (cache / "tuning.json").write_text(json.dumps(data))
     database.reread()
     known = database.known(cpu, "f32", "neox")
-    assert known.winner(False, "large") is None
+    assert [r.key for r in known.records] == [small]
     assert known.winner(False, "small") == FAST
     assert choose(cpu, place()) == default_for(cpu, KEY).fit(place())
 
 
-def test_the_file_fits_its_schema(cpu: clrope.DeviceInfo, cache: Path) -> None:
+@pytest.fixture
+def validator(cpu: clrope.DeviceInfo, cache: Path) -> Any:
     jsonschema = pytest.importorskip("jsonschema")
-    schema = database.schema()
-    jsonschema.Draft202012Validator.check_schema(schema)
-    check = jsonschema.Draft202012Validator(schema)
     broken = {kind: Variant(width=w) for kind, w in zip(OUTCOMES[1:6], (1, 2, 4, 8, 16), strict=True)}
     database.save(
         cpu, [record(**broken), TuningRecord(replace(KEY, in_place=True), (VariantResult(FAST, "crash"),), 4096)]
     )
-    data = stored(cache)
-    check.validate(data)
-    first = next(iter(records_of(data).values()))
-    result = schema["properties"]["entries"]["additionalProperties"]["properties"]["record"]["properties"]["results"][
-        "items"
-    ]
-    assert set(result["properties"]["outcome"]["enum"]) == set(OUTCOMES)
+    found = jsonschema.validators.validator_for(database.schema(), default=None)
+    assert found is jsonschema.Draft202012Validator
+    return found(database.schema())
+
+
+def test_the_file_fits_its_schema(validator: Any, cache: Path) -> None:
+    data, schema = stored(cache), validator.schema
+    validator.validate(data)
+    assert schema["$id"] == data["schema"]
     assert [set(kernel["required"]) for kernel in schema["$defs"]["variant"]["oneOf"]] == [
         set(Variant(name).to_dict()) for name in KERNELS
     ]
     for damage in ({"width": 3}, {"width": "2"}, {"kernel": "cols"}, {"colour": 1}):
         spoiled = json.loads(json.dumps(data))
         next(iter(records_of(spoiled).values()))["results"][0]["variant"].update(damage)
-        assert not check.is_valid(spoiled), damage
-    first["results"][0]["outcome"] = "great"
-    assert not check.is_valid(data)
+        assert not validator.is_valid(spoiled), damage
+
+
+def test_the_schema_has_no_unknown_keyword(validator: Any) -> None:
+    """A misspelt keyword would be ignored."""
+    draft = "https://json-schema.org/draft/2020-12/schema"
+    strict = {"$schema": draft, "$id": "urn:strict", "$dynamicAnchor": "meta", "$ref": draft}
+    type(validator)({**strict, "unevaluatedProperties": False}).validate(validator.schema)
+
+
+#: A value of each type of JSON, and the types that each field of the file takes: none where only some values are right.
+JSON = {"text": "any", "whole": 5, "number": 0.5, "flag": True, "null": None, "list": [], "object": {}}
+FIELD_TYPES = {
+    "file": {"schema": "", "entries": "object"},
+    "entry": {"record": "", "written": "whole number"},
+    "record": {
+        "device": "text", "cpu": "text", "facts": "object", "dtype": "", "pairing": "", "in_place": "flag", "size": "",
+        "nbytes": "whole", "ceiling_gbs": "whole number null", "checked_against": "", "seed": "whole",
+        "written": "whole number", "winner": "null", "results": "list",
+    },
+    "result": {
+        "variant": "", "outcome": "", "reason": "text", "log": "text", "seconds": "whole number null",
+        "gbs": "whole number null",
+    },
+}  # fmt: skip
+
+
+def parts_of(data: Any) -> dict[str, Any]:
+    entry = next(iter(data["entries"].values()))
+    return {"file": data, "entry": entry, "record": entry["record"], "result": entry["record"]["results"][0]}
+
+
+@pytest.mark.parametrize("part", FIELD_TYPES)
+def test_what_the_schema_takes(validator: Any, cache: Path, part: str) -> None:
+    text = json.dumps(stored(cache))
+    assert parts_of(json.loads(text))[part].keys() == FIELD_TYPES[part].keys()
+
+    def fits(**change: Any) -> bool:
+        data = json.loads(text)
+        parts_of(data)[part].update(change)
+        return bool(validator.is_valid(data))
+
+    assert not fits(colour=1)
+    for field, types in FIELD_TYPES[part].items():
+        data = json.loads(text)
+        del parts_of(data)[part][field]
+        assert not validator.is_valid(data), field
+        for kind, value in JSON.items():
+            assert fits(**{field: value}) == (kind in types.split()), (field, kind)
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "right", "wrong"),
+    [
+        ("record", "facts", [{"name": "x", "float_width": 8}], [{"name": None}, {"name": []}]),
+        ("record", "dtype", DTYPES, ["f31"]),
+        ("record", "pairing", get_args(Pairing), ["both"]),
+        ("record", "size", SIZES, ["huge"]),
+        ("record", "nbytes", [1], [0]),
+        ("record", "checked_against", ["emulation", "strided"], ["nothing"]),
+        ("record", "seed", [0], [-1]),
+        ("record", "winner", [FAST.to_dict()], [{"kernel": "rows"}]),
+        ("result", "outcome", OUTCOMES, ["great"]),
+        ("result", "seconds", [1e-9], [0, -1]),
+        ("result", "gbs", [0], [-1]),
+    ],
+)
+def test_which_values_the_schema_takes(
+    validator: Any, cache: Path, part: str, field: str, right: Any, wrong: Any
+) -> None:
+    data = stored(cache)
+    for values, fits in ((right, True), (wrong, False)):
+        for value in values:
+            parts_of(data)[part][field] = value
+            assert validator.is_valid(data) == fits, value
 
 
 WRITER = """
@@ -302,6 +419,27 @@ def test_what_is_known_to_fail_is_not_chosen(cpu: clrope.DeviceInfo, cache: Path
         choose(cpu, place())
 
 
+def test_each_pairing_has_its_own_winner(cpu: clrope.DeviceInfo, cache: Path) -> None:
+    neighbours = place(pairs=PairLayout.of_config(clrope.RopeConfig("normal", 128), 128))
+    database.save(cpu, [record(), record(replace(KEY, pairing="normal"), OTHER)])
+    assert (choose(cpu, place()), choose(cpu, neighbours)) == (FAST, OTHER)
+
+
+def test_pairs_at_other_places_get_the_strided_variant(cpu: clrope.DeviceInfo, cache: Path) -> None:
+    moved = place(pairs=replace(place().pairs, out_step=2, out_distance=1))
+    assert moved.pairs.pairing is None
+    database.save(cpu, [record()])
+    assert choose(cpu, moved) == STRIDED
+    database.save(cpu, [TuningRecord(KEY, (VariantResult(STRIDED, "crash"),), 4096)])
+    with pytest.raises(clrope.errors.DeviceError, match="every variant"):
+        choose(cpu, moved)
+
+
+def test_a_variant_without_a_choice_of_angles(cpu: clrope.DeviceInfo, cache: Path) -> None:
+    part = place(pairs=PairLayout.of_config(clrope.RopeConfig("neox", 64), 128))
+    assert choose(replace(cpu, kind="gpu"), part) == STRIDED
+
+
 def test_how_work_is_divided_does_not_mend_a_variant(cpu: clrope.DeviceInfo, cache: Path) -> None:
     safe = safe_variant(cpu.kind, "f32", "neox")
     database.save(cpu, [record(winner=safe.changed(heads_per_item=4), crash=safe.changed(heads_per_item=2))])
@@ -322,8 +460,17 @@ def test_the_first_of_equals_wins() -> None:
     assert kinds(1.01, 1.0, 2.0) == ["ok", "slower", "slower"]
     assert kinds(1.05, 1.0, 2.0) == ["slower", "ok", "slower"]
     assert kinds(1.05, 1.0, 2.0, size="small") == ["ok", "slower", "slower"]
+    for size, share in (("large", 1.02), ("medium", 1.05), ("small", 1.1)):
+        assert kinds(share, 1.0, size=size) == ["ok", "slower"]
+        assert kinds(share + 1e-9, 1.0, size=size) == ["slower", "ok"]
     assert kinds(None, 1.0) == ["crash", "ok"]
     assert kinds(None, None) == ["crash", "crash"]
+    assert kinds(1.0, 2.0, 1.0) == ["ok", "slower", "slower"]
+    wrong = VariantResult(STRIDED, "wrong", seconds=0.1)  # its time counts for nothing
+    assert [o.outcome for o in decided([wrong, *outcomes(1.0)], "large")] == ["wrong", "ok"]
+    untimed = [VariantResult(STRIDED, "slower"), *outcomes(1.0)]
+    assert [o.outcome for o in decided(untimed, "large")] == ["slower", "ok"]
+    assert [o.outcome for o in decided(untimed[:1], "large")] == ["slower"]
 
 
 @pytest.mark.parametrize(

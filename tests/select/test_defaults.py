@@ -89,6 +89,14 @@ def test_each_row_says_where_it_comes_from() -> None:
         assert row not in data["rows"][:number]
 
 
+def test_the_table_is_read_once_and_only_with_its_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert defaults.table() is defaults.table()
+    monkeypatch.setattr(defaults, "PATH", tmp_path / "defaults.json")
+    defaults.PATH.write_text('{"schema": "clrope.defaults/1"}')
+    with pytest.raises(ValueError, match=r"schema 'clrope\.defaults/1', expected 'clrope\.defaults/2'"):
+        defaults.table.__wrapped__()
+
+
 def test_the_first_family_counts(cpu: DeviceInfo) -> None:
     families = defaults.table()["families"]
     facts = database.device_facts(machine(cpu, 16, platform=POCL, driver_version="3.1", kind="cpu", name="AMD X"))
@@ -96,6 +104,9 @@ def test_the_first_family_counts(cpu: DeviceInfo) -> None:
     assert defaults.family_of({**facts, "name": "other"}, families) == "pocl-avx512"
     assert defaults.family_of({**facts, "name": "other", "float_width": 4}, families) == "pocl-short"
     assert defaults.family_of({**facts, "driver": "4.0"}, families) is None
+    assert [defaults.matches({"float_width": [4, 8]}, {"float_width": n}) for n in (3, 4, 8, 9)] == [
+        False, True, True, False
+    ]  # fmt: skip
 
 
 def test_compact_says_the_same() -> None:
@@ -175,8 +186,10 @@ def test_written_from_tuning_files(
         monkeypatch.undo()
         defaults.table.cache_clear()
     assert CliRunner().invoke(app, ["tune", "--write-defaults"]).exit_code == 2
-    (tmp_path / "other.json").write_text("{}")
-    assert CliRunner().invoke(app, ["tune", "--write-defaults", str(tmp_path / "other.json")]).exit_code == 2
+    (tmp_path / "other.json").write_text('{"schema": "clrope.tuning/4", "entries": {}}')
+    refused = CliRunner().invoke(app, ["tune", "--write-defaults", str(tmp_path / "other.json")])
+    assert refused.exit_code == 2
+    assert "other.json: no records of clrope.tuning/5" in refused.output
 
 
 @pytest.mark.parametrize(
