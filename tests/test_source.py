@@ -12,7 +12,7 @@ import pyopencl as cl
 import pytest
 
 import clrope
-from clrope import BuildError, RopeConfig
+from clrope import BuildError, ConfigError, RopeConfig
 from clrope.kernels.build import build
 from clrope.kernels.source import kernel_folder, kernel_hash, kernel_source
 from clrope.runtime import context_for
@@ -47,6 +47,17 @@ def test_one_text_without_contraction(name: str) -> None:
     ):
         assert word not in code, word
     assert len({kernel_hash(other) for other in PROGRAMS}) == len(PROGRAMS)
+
+
+def test_a_file_that_includes_itself(tmp_path: Path) -> None:
+    (tmp_path / "a.cl").write_text('#include "b.clh"\n#include "c.clh"\n')
+    (tmp_path / "b.clh").write_text('#include "c.clh"\n')
+    (tmp_path / "c.clh").write_text("int c;\n")
+    assert kernel_source("a.cl", tmp_path).count("int c;") == 2
+    (tmp_path / "c.clh").write_text('#include "b*"\n')
+    kernel_source.cache_clear()
+    with pytest.raises(ConfigError, match=r"b.clh: it includes itself, by a.cl -> b.clh -> c.clh -> b.clh"):
+        kernel_source("a.cl", tmp_path)
 
 
 @pytest.mark.one_in(2)

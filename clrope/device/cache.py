@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,11 +19,17 @@ MOST_SETS = 64
 @lru_cache(maxsize=1)
 def host_cache_bytes() -> int:
     """Return the size of the largest cache of this machine's CPU, 0 if it cannot be read."""
+    return largest_size(Path("/sys/devices/system/cpu/cpu0/cache"))
+
+
+def largest_size(folder: Path) -> int:
+    """Return the largest of the sizes in `index*/size` of a folder, such as '32K'; those that cannot be read are 0."""
     largest = 0
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = path.read_text(encoding="ascii").strip()
-        number = int(text.rstrip("KMG") or 0)
-        largest = max(largest, number << {"K": 10, "M": 20, "G": 30}.get(text[-1:], 0))
+    for path in folder.glob("index*/size"):
+        with suppress(OSError, ValueError):  # sandboxes hide or make up files of /sys
+            text = path.read_text(encoding="ascii").strip()
+            number = int(text.rstrip("KMG") or 0)
+            largest = max(largest, number << {"K": 10, "M": 20, "G": 30}.get(text[-1:], 0))
     return largest
 
 

@@ -33,19 +33,25 @@ def kernel_folder() -> Path:
 @lru_cache(maxsize=64)
 def kernel_source(name: str, folder: Path | None = None) -> str:
     """Return the source of `kernels/<name>`, or of that name in another folder, with its includes put in place."""
+    return _whole(name, folder, ())
+
+
+def _whole(name: str, folder: Path | None, within: tuple[str, ...]) -> str:
     own = folder or kernel_folder()
+    if name in within:
+        raise ConfigError(f"{own / name}: it includes itself, by {' -> '.join((*within, name))}")
     try:
         text = read_bounded_text(own / name, _LARGEST_FILE)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{own / name}: cannot be read as a kernel file ({getattr(error, 'strerror', None) or error})"
         ) from error
-    return _INCLUDE.sub(lambda match: "\n".join(_included(own, folder, match.group(1))), text)
 
+    def included(pattern: str) -> list[str]:
+        names = sorted(path.name for path in own.glob(pattern)) if "*" in pattern else [pattern]
+        return [_whole(other, folder, (*within, name)) for other in names]
 
-def _included(own: Path, folder: Path | None, pattern: str) -> list[str]:
-    names = sorted(path.name for path in own.glob(pattern)) if "*" in pattern else [pattern]
-    return [kernel_source(name, folder) for name in names]
+    return _INCLUDE.sub(lambda match: "\n".join(included(match.group(1))), text)
 
 
 @lru_cache(maxsize=64)
