@@ -72,13 +72,14 @@ def outcome(what: str, code: int, printed: str, errors: str) -> str:
 
 
 def read_failures(read: Any) -> list[str]:
-    """Return what tuning says of variants that failed, and of purposes that were not tuned."""
+    """Return what tuning says of variants that failed, and of tuning keys that have no result."""
     text = [read] if isinstance(read, dict) else list(read)
     found: list[str] = []
     while text:
         part = text.pop()
         if isinstance(part, dict):
             found += [str(part[key]) for key in ("reason", "error") if isinstance(part.get(key), str) and part[key]]
+            found += [line for line in part.get("errors") or () if isinstance(line, str)]
             text += part.values()
         elif isinstance(part, list):
             text += part
