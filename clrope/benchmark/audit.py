@@ -18,11 +18,14 @@ import numpy as np
 from ..testing import NAN_POISON, POISON, count_differing
 from .buffers import Change, DeviceSets, tensors_of
 from .entry import BenchmarkEntry, WrongResultError
+from .samples import Stats
 from .validation import ResultCheck
 
 #: A speed of more times the best ceiling's, in the same run, is no record but a mistake. Copies that are written in
 #: another way differ by less (`docs/performance.md`).
 BEYOND = 1.5
+#: Timed calls of a ceiling from which on it says what a device can do: in a few, on a busy machine, all may be slow.
+FEWEST = 3
 #: The least share of an empty launch's time that a call can take.
 LAUNCH_SHARE = 0.5
 #: Events that are longer than calls by this factor belong to a clock that is wrong.
@@ -101,7 +104,7 @@ def too_fast(entry: BenchmarkEntry, entries: Sequence[BenchmarkEntry]) -> str:
             f"faster than the memory: {rate:.3g} GB/s, where the best copy of this run has {best:.3g} GB/s; "
             "it cannot have moved its bytes"
         )
-    launches = [s.median for c in entries for s in [c.stats("wall")] if s and _same_device(c, entry, "launch")]
+    launches = [s.median for _, s in _ceilings(entry, entries, "launch", "wall")]
     if launches and wall.median < LAUNCH_SHARE * min(launches):
         return f"faster than an empty launch: {wall.median / 1e3:.3g} us, where that takes {min(launches) / 1e3:.3g} us"
     return ""
@@ -127,9 +130,12 @@ def clocks_disagree(entry: BenchmarkEntry, entries: Sequence[BenchmarkEntry]) ->
 
 def _best_copy(entry: BenchmarkEntry, entries: Sequence[BenchmarkEntry], clock: str) -> float:
     """Return bytes a nanosecond of the fastest call of a copy on the entry's device, 0 if there is none."""
-    copies = [(c, s) for c in entries for s in [c.stats(clock)] if s and _same_device(c, entry, "ceiling")]
-    return max((c.bytes / s.min for c, s in copies), default=0.0)
+    return max((c.bytes / s.min for c, s in _ceilings(entry, entries, "ceiling", clock)), default=0.0)
 
 
-def _same_device(entry: BenchmarkEntry, other: BenchmarkEntry, kind: str) -> bool:
-    return (entry.device, entry.kind) == (other.device, kind)
+def _ceilings(
+    entry: BenchmarkEntry, entries: Sequence[BenchmarkEntry], kind: str, clock: str
+) -> list[tuple[BenchmarkEntry, Stats]]:
+    """Return the ceilings of a kind on the entry's device that were timed often enough, with their times."""
+    same = [c for c in entries if (c.device, c.kind) == (entry.device, kind)]
+    return [(c, s) for c in same for s in [c.stats(clock)] if s is not None and s.n >= FEWEST]
