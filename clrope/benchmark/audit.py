@@ -24,7 +24,7 @@ from .validation import ResultCheck
 #: A speed of more times the best ceiling's, in the same run, is no record but a mistake. Copies that are written in
 #: another way differ by less (`docs/performance.md`).
 BEYOND = 1.5
-#: Timed calls of a ceiling from which on it says what a device can do: in a few, on a busy machine, all may be slow.
+#: Fewest timed calls that make a ceiling: on a busy machine, one or two may all be slow.
 FEWEST = 3
 #: The least share of an empty launch's time that a call can take.
 LAUNCH_SHARE = 0.5
