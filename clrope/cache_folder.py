@@ -13,6 +13,7 @@ import functools
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import time
 import warnings
@@ -23,9 +24,9 @@ from .errors import CacheWarning, RopeError
 
 #: Where a temporary directory is made if the system's own place for them is full.
 _LAST_RESORT = "/dev/shm"
-#: What the folders of `temporary_files` begin with, and the age in seconds at which nobody uses one any more.
-_FILES = "clrope-files-"
-_OLD_S = 86400.0
+#: What temporary folders begin with, and the seconds after which a new one is locked and a new file has its name.
+_PREFIX = "clrope-process-"
+_NEW_S = 60.0
 
 
 def cache_dir() -> Path:
@@ -86,7 +87,7 @@ def temporary_dir() -> Path:
 
 @functools.cache
 def _temporary_dir(pid: int) -> Path:
-    folder = _new_folder("clrope-", {})
+    folder, _ = _new_folder({})  # locked until the process ends
 
     def remove() -> None:
         if os.getpid() == pid:  # not at the end of a forked child
@@ -114,32 +115,26 @@ def subfolder(name: str) -> Path:
 @contextlib.contextmanager
 def temporary_files(files: Mapping[str, str]) -> Iterator[Path]:
     """Yield a new folder, mode 700, with these files, mode 600; it goes at the end of the `with`."""
-    folder = _new_folder(_FILES, files)
+    folder, lock = _new_folder(files)
     try:
-        _remove_old(folder)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        _unlock(lock)
 
 
-def _remove_old(folder: Path) -> None:
-    """Remove what killed processes of this user left next to a folder of `temporary_files`."""
-    for old in folder.parent.glob(f"{_FILES}*"):
-        with contextlib.suppress(OSError):
-            status = old.lstat()
-            if status.st_mtime < time.time() - _OLD_S and status.st_uid == folder.stat().st_uid:
-                shutil.rmtree(old)
-
-
-def _new_folder(prefix: str, files: Mapping[str, str]) -> Path:
+def _new_folder(files: Mapping[str, str]) -> tuple[Path, int | None]:
+    """Return a new folder with these files, and its lock; remove what killed processes left next to it."""
     reasons = []
     for place in (None, _LAST_RESORT):
         folder = None
         try:
-            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+            folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+            lock = _lock(folder)
+            _remove_old(folder)
             for name, text in files.items():
                 write_atomically(folder / name, text)
-            return folder
+            return folder, lock
         except OSError as error:
             reasons.append(f"{place or 'the temporary directory'}: {error.strerror or error}")
             if folder:
@@ -147,8 +142,49 @@ def _new_folder(prefix: str, files: Mapping[str, str]) -> Path:
     raise RopeError(f"no directory can be made for files of this process ({'; '.join(reasons)}); set TMPDIR")
 
 
+def _lock(folder: Path) -> int | None:
+    """Lock a folder for this process and those forked from it; None if another one has it, or locks are unknown here.
+
+    The system unlocks it when they end, however they end.
+    """
+    if sys.platform == "win32":
+        return None
+    import fcntl
+
+    handle = None
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return handle
+    except OSError:
+        _unlock(handle)
+        return None
+
+
+def _unlock(lock: int | None) -> None:
+    if lock is not None:
+        os.close(lock)
+
+
+def _remove_old(folder: Path) -> None:
+    """Remove what killed processes of this user left next to a temporary folder."""
+    for old in folder.parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            status = old.lstat()
+            if status.st_uid != os.geteuid() or status.st_mtime > time.time() - _NEW_S:
+                continue
+            lock = _lock(old)
+            if lock is not None:
+                shutil.rmtree(old, ignore_errors=True)
+                _unlock(lock)
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file, mode 600, so that a reader sees either the old one or the whole new one."""
+    for old in path.parent.glob(".new-*"):  # of a process that was killed
+        with contextlib.suppress(OSError):
+            if old.lstat().st_mtime < time.time() - _NEW_S:
+                old.unlink()
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -93,12 +94,14 @@ def test_a_directory_that_cannot_be_made(cache: Path, name: str, monkeypatch: py
 
 def test_temporary_files_go(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    left, others, busy = (tmp_path / f"clrope-files-{name}" for name in ("left", "others", "busy"))
-    for folder in (left, busy):
+    left, new, others = (tmp_path / f"clrope-process-{name}" for name in ("left", "new", "others"))
+    for folder in (left, new, tmp_path / "clrope-own"):
         folder.mkdir()
         (folder / "one.icd").write_text("")
+        if folder != new:
+            os.utime(folder, (0, 0))
     others.symlink_to(cache.parent)
-    os.utime(left, (0, 0))
+    os.utime(others, (0, 0), follow_symlinks=False)
     before = os.umask(0)
     try:
         with temporary_files(FILES) as folder:
@@ -111,11 +114,44 @@ def test_temporary_files_go(cache: Path, tmp_path: Path, monkeypatch: pytest.Mon
     finally:
         os.umask(before)
     assert not folder.exists()
-    assert (busy / "one.icd").exists()
+    assert (new / "one.icd").exists()
+    assert (tmp_path / "clrope-own" / "one.icd").exists()
+    assert others.is_symlink()
     assert cache.parent.exists()
     with pytest.raises(KeyboardInterrupt), temporary_files(FILES) as folder:
         raise KeyboardInterrupt
     assert not folder.exists()
+
+
+def test_the_temporary_folder_of_a_living_process_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And that of a killed one goes, however long either has been there."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = "from clrope.cache_folder import temporary_dir; print(temporary_dir(), flush=True); input()"
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as other:
+        try:
+            assert other.stdout is not None
+            folder = Path(other.stdout.readline().strip())
+            assert folder.parent == tmp_path
+            os.utime(folder, (0, 0))
+            with temporary_files(FILES):
+                assert folder.is_dir()
+        finally:
+            other.kill()
+            other.wait()
+        assert folder.is_dir()
+        with temporary_files(FILES):
+            assert not folder.exists()
+
+
+def test_files_of_killed_writers_go(tmp_path: Path) -> None:
+    left, new = tmp_path / ".new-left", tmp_path / ".new-new"
+    for path in (left, new):
+        path.write_text("half")
+    os.utime(left, (0, 0))
+    write_atomically(tmp_path / "things.json", "whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".new-new", "things.json"]
 
 
 def test_temporary_files_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

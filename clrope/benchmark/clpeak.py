@@ -6,11 +6,11 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
+from ..cache_folder import temporary_files
 from ..device import DeviceInfo
 from ..device.icd import make_plan
 
@@ -43,8 +43,8 @@ def clpeak(device: DeviceInfo, limit_s: float = LIMIT_S) -> dict[str, Any]:
         return {"clpeak_gbs": None, "clpeak": NOT_INSTALLED}
     plan = make_plan()
     own = [icd for icd in plan.icds if device.icd in (icd.path, icd.library)]
-    with tempfile.TemporaryDirectory(prefix="clrope-") as folder, plan.only(*own).environment() as changes:
-        told = Path(folder) / "clpeak.xml"
+    with temporary_files({}) as folder, plan.only(*own).environment() as changes:
+        told = folder / "clpeak.xml"
         variables: dict[str, str | None] = {**os.environ, **(changes if own else {})}
         command = ["clpeak", "-d", str(device.device_index), "--global-bandwidth", "-f", os.fspath(told)]
         try:

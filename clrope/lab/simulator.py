@@ -6,14 +6,13 @@ Oclgrind is another OpenCL driver. It runs in a child process that sees no other
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from ..cache_folder import temporary_files
 from ..device import child
 from ..errors import ConfigError
 from . import oclgrind
@@ -108,8 +107,8 @@ def simulate(
             report.outcomes.append((_CASES[entry["case"]], msgspec.convert(entry["outcome"], LabOutcome)))
             done(len(report.outcomes), len(_CASES))
 
-    with tempfile.TemporaryDirectory(prefix="clrope-oclgrind-") as folder:
-        log = Path(folder) / "log"
+    with temporary_files({}) as folder:
+        log = folder / "log"
         job = LabJob(
             str(file.path), contract, file.kernel, list(file.options), "", 0, True, seed,
             [("races", line, number) for number, line in enumerate(_CASES)],
