@@ -56,6 +56,7 @@ class Options:
     peers:        names; none for all that are installed. threads: of the peers; 0: one for each usable processor.
     tiny:         short axes, for a trial without meaningful figures. processes: also measure first calls and memory.
     others:       kernels of users, and variants, by name, to be measured as the chosen variant is.
+    needed:       names of these; where none of them can do a workload, nothing else is measured, either.
     sources:      hashes of the users' kernels, by the same names.
     samples:      keep the time of every call, not only the medians of turns.
     clpeak:       measure each device by the program clpeak, too, if it is installed.
@@ -74,6 +75,7 @@ class Options:
     tiny: bool = False
     processes: bool = False
     others: Mapping[str, Kernel | Variant] = field(default_factory=dict)
+    needed: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     samples: bool = False
     clpeak: bool = False
@@ -402,11 +404,15 @@ class _Entries:
         sets = DeviceSets(bench.plain if workload.latency else bench.profiled, device, inputs)
         before = len(self.timed)
         seed = self.options.seed
-        self._take([on_device(sets, bench.profiled, validate, label, seed=seed)], sets)
         for number, (name, other) in enumerate(self.options.others.items(), 1):
             self.doing(f"checking {name} on {workload.name}", 0.0)
             with self._attempt("kernel", name, label):
                 self._take([on_device(sets, bench.profiled, validate, label, other, name, seed + number)], sets)
+        needed = self.options.needed
+        if needed and not any(entry.name in needed for entry in self.timed[before:]):
+            return
+        with self._attempt("clrope", "arrays", label):
+            self._take([on_device(sets, bench.profiled, validate, label, seed=seed)], sets)
         if workload.latency:
             self._take(bench.ceilings.launches(bench.plain))
         ceilings, failed = bench.ceilings.entries(sets)

@@ -37,6 +37,7 @@ class _BenchJob(msgspec.Struct, frozen=True):
     seed: int
     label: str
     tiny: bool
+    plain: bool
 
 
 @dataclass
@@ -78,10 +79,14 @@ def _work(data: dict[str, Any], write: Write) -> dict[str, Any]:
         name: load_file(k.path, k.contract, options=k.options, kernel=k.kernel).kernel_object()
         for name, k in job.kernels.items()
     }
-    others[OUR_PLAIN] = STRIDED
+    if job.plain:
+        others[OUR_PLAIN] = STRIDED
     device = find_device(next(iter(job.kernels.values())))
     bench = open_bench(device, job.label)
-    options = Options(rounds=job.rounds, with_peers=False, threads=1, seed=job.seed, tiny=job.tiny, others=others)
+    options = Options(
+        rounds=job.rounds, with_peers=False, threads=1, seed=job.seed, tiny=job.tiny, others=others,
+        needed=tuple(job.kernels),
+    )  # fmt: skip
     for workload in select(job.workloads):
         write(stage=f"preparing {workload.name}")
         given = replace(workload.tiny() if job.tiny else workload, host=False)
@@ -102,11 +107,13 @@ def bench_kernels(
     tiny: bool = False,
     doing: Callable[[Target, str], None] = lambda target, what: None,
     names: Sequence[str] = (),
+    plain: bool = True,
 ) -> list[SpeedReport]:
     """Measure kernel files on devices, chosen as `clrope verify` does.
 
     silence: seconds without a sign of life after which a kernel counts as endless. doing: told what is done next.
-    names: of the files in the report; default: their own. A kernel that ends its process is left out, and the others
+    names: of the files in the report; default: their own. plain: also measure this package's plain kernel. A workload
+    that no file can express has only entries that say so. A kernel that ends its process is left out, and the others
     are measured in a new one.
     """
     names = names or names_of(files)
@@ -124,7 +131,7 @@ def bench_kernels(
                 )
                 for name, (file, contract) in left.items()
             }
-            job = _BenchJob(jobs, list(workloads), rounds, seed, target.name.split()[0], tiny)
+            job = _BenchJob(jobs, list(workloads), rounds, seed, target.name.split()[0], tiny, plain)
             records: list[dict[str, Any]] = []
 
             def heard(entry: dict[str, Any], records: list[dict[str, Any]] = records, target: Target = target) -> None:

@@ -15,8 +15,8 @@ from .lab_kernel import LabFile
 
 #: Name and version of a report's JSON form.
 SCHEMA = "clrope.lab.tune/1"
-#: Combinations that are measured in one child process, and the rounds over them.
-BATCH, BATCH_ROUNDS = 8, 3
+#: Combinations that are measured in one child process (the first, and the most), and the rounds over them.
+FIRST, BATCH, BATCH_ROUNDS = 2, 8, 3
 #: Combinations that are measured again, side by side, and the rounds over them.
 FINALISTS, FINAL_ROUNDS = 6, 9
 #: Combinations that are slower than the fastest by this factor are not measured again.
@@ -103,6 +103,7 @@ def tune_file(
         report = LabTuneReport(target, problem=target.problem or "")
         reports.append(report)
         deadline = time.monotonic() + budget
+        entry_s, copies = 0.0, 0
         todo = [TriedSetting(setting_name(s), s) for s in (first, *others)]
 
         def measure(some: list[TriedSetting], rounds: int, target: Target = target) -> SpeedReport:
@@ -110,24 +111,46 @@ def tune_file(
             (found,) = bench_kernels(
                 [file.with_setting(t.setting) for t in some], [contract] * len(some), [target.device.index],
                 workloads=workloads, rounds=rounds, seed=seed, silence=silence, tiny=tiny, doing=doing,
-                names=[t.name for t in some],
+                names=[t.name for t in some], plain=False,
             )  # fmt: skip
             _take(found, some)
             return found
 
         while todo and not report.problem:
-            if report.tried and time.monotonic() > deadline:
+            began = time.monotonic()
+            size = _batch_size(deadline - began, entry_s, copies, len(report.tried)) if report.tried else FIRST
+            if not size:
                 report.left = [t.name for t in todo]
                 break
-            some, todo = todo[:BATCH], todo[BATCH:]
+            some, todo = todo[:size], todo[size:]
             report.tried += some
-            report.problem = measure(some, BATCH_ROUNDS).problem
+            found = measure(some, BATCH_ROUNDS)
+            report.problem = found.problem
+            copies = max((_copies(record) for record in found.workloads), default=0)
+            entry_s = (time.monotonic() - began) / (len(some) + copies)
         finalists = _finalists(report.tried)
         if len(finalists) > 1 and not report.problem:
             report.problem = measure(finalists, FINAL_ROUNDS).problem
         for tried in finalists:
             tried.final = bool(tried.speed)
     return reports
+
+
+def _copies(record: Mapping[str, Any]) -> int:
+    """Return how many entries of a workload were timed next to the combinations: copies, mostly."""
+    return sum(entry["kind"] != "kernel" and entry["status"] == "ok" for entry in record["entries"])
+
+
+def _batch_size(left_s: float, entry_s: float, copies: int, tried: int) -> int:
+    """Return how many more combinations can be tried if the best are to be measured again after them.
+
+    entry_s: seconds of a combination, and of each of the `copies` that are measured with every batch.
+    """
+    for size in range(BATCH, 0, -1):
+        again = min(tried + size, FINALISTS + 1)
+        if entry_s * (size + copies + (again + copies) * FINAL_ROUNDS / BATCH_ROUNDS) <= left_s:
+            return size
+    return 0
 
 
 def _finalists(tried: Sequence[TriedSetting]) -> list[TriedSetting]:

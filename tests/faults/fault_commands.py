@@ -79,11 +79,13 @@ def read_failures(read: Any) -> list[str]:
         part = text.pop()
         if isinstance(part, dict):
             found += [str(part[key]) for key in ("reason", "error") if isinstance(part.get(key), str) and part[key]]
-            found += [line for line in part.get("errors") or () if isinstance(line, str)]
+            for key in ("errors", "not_tuned"):
+                found += [line for line in part.get(key) or () if isinstance(line, str)]
             text += part.values()
         elif isinstance(part, list):
             text += part
-    return [" ".join(one.split()) for one in found]
+    # A semicolon would mark what is not fine (`Row.fine`).
+    return [" ".join(one.split()).replace(";", ",") for one in found]
 
 
 def rows(

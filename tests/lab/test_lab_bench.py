@@ -131,6 +131,8 @@ def test_speeds_beyond_the_memory_are_refused() -> None:
     launch = made_up("launch", 5_000, 0)
     assert too_fast(made_up("kernel", 2_000, 64), [launch]).startswith("faster than an empty launch: 2 us")
     assert too_fast(made_up("kernel", 4_000, 64), [launch]) == ""
+    launch.wall = [4_000, 70_000, 70_000]  # a busy machine, where a thread's waking takes long in whole turns
+    assert too_fast(made_up("kernel", 25_000, 64), [launch]) == ""
     assert too_fast(BenchmarkEntry("kernel", "k", lambda i: None, lambda: None), []) == ""
 
 

@@ -12,7 +12,7 @@ from clrope import ConfigError, DeviceInfo
 from clrope.cli.bench import bench
 from clrope.cli.tune import tune_devices
 from clrope.lab.lab_kernel import load_file
-from clrope.lab.lab_tune import CUT, FINALISTS, TriedSetting, _finalists, tune_file
+from clrope.lab.lab_tune import BATCH, CUT, FINALISTS, TriedSetting, _batch_size, _finalists, tune_file
 
 WORKLOADS = ("decode-64/f32/neox/out/forward", "prefill/f16/neox/out/forward")
 #: Two of six combinations are right.
@@ -62,8 +62,19 @@ def test_what_there_is_no_time_for_is_said(device: DeviceInfo, tmp_path: Path) -
     file = load_file(path)
     (report,) = tune_file(file, None, [device.index], workloads=WORKLOADS[:1], budget=0, tiny=True)
     assert report.tried[0].name == "WIDTH=1"
-    assert len(report.left) == 2
+    assert len(report.left) == 8
     assert sorted(report.left + [t.name for t in report.tried]) == sorted(f"WIDTH={n + 1}" for n in range(10))
+
+
+def test_the_next_batch_leaves_time_to_measure_the_best_again() -> None:
+    assert _batch_size(1e9, 1.0, 0, 2) == BATCH
+    assert _batch_size(0.0, 1.0, 0, 2) == 0
+    assert _batch_size(9.9, 1.0, 0, 2) == 0, "one more, and three three times over"
+    assert _batch_size(10.0, 1.0, 0, 2) == 1
+    assert _batch_size(23.0, 1.0, 0, FINALISTS) == 2
+    assert _batch_size(25.0, 1.0, 1, FINALISTS) == 0, "and a copy four times over"
+    assert _batch_size(27.0, 1.0, 1, FINALISTS) == 2
+    assert _batch_size(-5.0, 1.0, 0, 20) == 0
 
 
 def tried(name: str, *shares: float) -> TriedSetting:
