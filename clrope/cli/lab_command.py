@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,16 @@ from .output import progress_bar
 if TYPE_CHECKING:
     from ..lab.lab_kernel import LabFile
     from ..lab.lab_run import LabReport
+
+#: Options, and the ways of checking of which they are.
+_ONLY_WITH = {
+    "--against": ("--bench",), "--workload": ("--bench",), "--waive": ("--races",), "--call": ("--npu", "--counts"),
+}  # fmt: skip
+#: Options of the suites, and the ways of checking that do not use them.
+_NOT_WITH = {
+    "--suite": ("--npu", "--counts", "--races", "--bench"), "--filter": ("--npu", "--counts", "--races", "--bench"),
+    "--device": ("--counts", "--races"),
+}  # fmt: skip
 
 
 def _names_of_suites() -> list[str]:
@@ -103,29 +113,16 @@ def check_kernel(
         return
     if not path:
         raise ConfigError("KERNEL: not given; a kernel file is needed, or --new NAME")
-    for name, values in (("--against", against), ("--workload", workload)):
-        if values and not bench:
-            raise ConfigError(f"{name}: given without --bench")
-    if waive and not races:
-        raise ConfigError("--waive: given without --races, whose findings it waives")
-    ways = {"--npu": npu, "--counts": counts, "--races": races, "--bench": bench, "--watch": watching}
-    chosen = [name for name, given in ways.items() if given]
-    if len(chosen) > 1:
-        raise ConfigError(f"{chosen[1]}: given together with {chosen[0]}; each is a run of its own")
-    for name, given, ignored_by in (
-        ("--suite", suite, ("--npu", "--counts", "--races", "--bench")),
-        ("--filter", text, ("--npu", "--counts", "--races", "--bench")),
-        ("--device", device, ("--counts", "--races")),
-    ):
-        if given and chosen and chosen[0] in ignored_by:
-            raise ConfigError(f"{name}: given together with {chosen[0]}, which does not use it")
+    _refuse_contradictions(
+        {"--npu": npu, "--counts": counts, "--races": races, "--bench": bench, "--watch": watching},
+        {"--against": against, "--workload": workload, "--waive": waive, "--call": call, "--suite": suite,
+         "--filter": text, "--device": device},
+    )  # fmt: skip
     from ..lab import lab_kernel
 
     def load_it() -> LabFile:
         return lab_kernel.load_file(path, contract, options=option or [], kernel=kernel)
 
-    if call and not (npu or counts):
-        raise ConfigError("--call: given without --npu or --counts")
     if npu:
         from .lab_npu import check_on_machine
 
@@ -174,6 +171,20 @@ def check_kernel(
     if not report.ok:
         failed = any(d.first_failure is not None for d in report.devices)
         raise SystemExit(WRONG if failed else UNUSABLE)
+
+
+def _refuse_contradictions(ways: dict[str, Any], options: dict[str, Any]) -> None:
+    """Raise `ConfigError` for two ways of checking at once, and for an option that the chosen way does not use."""
+    chosen = [name for name, given in ways.items() if given]
+    if len(chosen) > 1:
+        raise ConfigError(f"{chosen[1]}: given together with {chosen[0]}; each is a run of its own")
+    way = chosen[0] if chosen else ""
+    for name, users in _ONLY_WITH.items():
+        if options[name] and way not in users:
+            raise ConfigError(f"{name}: given without {' or '.join(users)}")
+    for name, others in _NOT_WITH.items():
+        if options[name] and way in others:
+            raise ConfigError(f"{name}: given together with {way}, which does not use it")
 
 
 def _run_suites(
