@@ -31,6 +31,9 @@ _POCL_HINT = (
     "this PoCL is older than the CPU: `pip install 'clrope[intel]'` or `apt-get install pocl-opencl-icd`; "
     "CLROPE_POCL_CPU=<name> tries another CPU name"
 )
+_UNPROBED_HINT = (
+    "let this process start others (`ulimit -u`, memory, a sandbox), or name the device: it is used unchecked"
+)
 
 
 def failure(cause: str, reason: str) -> Health:
@@ -67,7 +70,7 @@ def examine(
     job = {"job": "probe", "id": device_id, "ordinal": ordinal, "rate": True, "pocl_cpu": pocl_cpu}
     result = run_child(job, environment)
     if result.outcome == "unavailable":
-        return Health("unknown", "", f"not probed: {result.reason}")
+        return Health("unknown", "", f"not probed: {result.reason}", _UNPROBED_HINT)
     if result.outcome == "ok" and not result.answer["cause"]:
         health = Health("ok", copy_gbs=result.answer["copy_gbs"])
     elif result.outcome == "ok":

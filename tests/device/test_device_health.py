@@ -94,6 +94,7 @@ def test_a_child_that_never_loads_opencl_blames_no_driver(cache: Path, monkeypat
     assert ending(monkeypatch, "sys.exit(3)", child.IMPORTING).outcome == "unavailable"
     found = health.examine("k", ["p", "d", "v"], 0, {}, "")
     assert found.status == "unknown"
+    assert "ulimit" in found.hint
     assert health.remembered("k") is None
     monkeypatch.setattr(child.sys, "executable", "")
     assert child.run({"job": "probe"}).outcome == "unavailable"
