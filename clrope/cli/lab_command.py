@@ -10,7 +10,7 @@ from ..errors import ConfigError, RopeError
 from .exit_code import UNUSABLE, WRONG
 from .lab_view import LabView, write_report
 from .options import Devices, JsonFile, Quiet, Seed, flag, value
-from .output import progress_bar
+from .output import check_places, progress_bar
 
 if TYPE_CHECKING:
     from ..lab.lab_kernel import LabFile
@@ -73,20 +73,22 @@ def check_kernel(
     workload: Annotated[
         list[str] | None, value("NAME", "Workload of --bench, as `clrope bench --list` shows them (repeatable).")
     ] = None,
-    rounds: Annotated[int, value("N", "Rounds of --bench over all entries.", min=1)] = 7,
+    rounds: Annotated[int, value("N", "Rounds of --bench over all entries.", min=1, max=1_000_000)] = 7,
     npu: Annotated[
-        str, value("MACHINE", "Check against an NPU-like machine: a name, a .toml file, or cores=24,ub=192K,...")
-    ] = "",
+        str | None, value("MACHINE", "Check against an NPU-like machine: a name, a .toml file, or cores=24,ub=192K,...")
+    ] = None,
     counts: Annotated[
         bool, flag("--counts", "Count bytes and instructions in Oclgrind: traffic that a kernel could do without.")
     ] = False,
-    call: Annotated[str, value("CASE", "Call of --npu and --counts, as `clrope verify` prints cases.")] = "",
+    call: Annotated[str | None, value("CASE", "Call of --npu and --counts, as `clrope verify` prints cases.")] = None,
     watching: Annotated[
         bool, flag("--watch", "Run again whenever the file, or one that it includes, is saved; say what changed.")
     ] = False,
-    new: Annotated[str, value("NAME", "Write a commented kernel to start from to NAME.cl, and end.")] = "",
+    new: Annotated[str | None, value("NAME", "Write a commented kernel to start from to NAME.cl, and end.")] = None,
     like: Annotated[str, value("KIND", "What --new writes.", autocompletion=_kinds)] = "simple",
-    seconds: Annotated[float, value("N", "Seconds without a result until a kernel counts as endless.", min=1)] = 20.0,
+    seconds: Annotated[
+        float, value("N", "Seconds without a result until a kernel counts as endless.", min=1, max=1e7)
+    ] = 20.0,
     json_file: JsonFile = None,
     seed: Seed = None,
     quiet: Quiet = False,
@@ -96,19 +98,23 @@ def check_kernel(
     Runs in child processes: a kernel that crashes or never ends harms nothing. Cases that the kernel's arguments cannot
     express are counted as such, never as right. Exit code 1 if a case is wrong, 2 if the file cannot be used.
     """
-    if new:
+    if new is not None:
+        if path:
+            raise ConfigError(f"KERNEL: got {path!r} together with --new, which checks none")
         from ..lab.new_kernel import write_new
 
         print(f"{write_new(new, like)} is written; `clrope lab` checks it")
         return
     if not path:
         raise ConfigError("KERNEL: not given; a kernel file is needed, or --new NAME")
+    read = [path, *(against or ()), *([contract] if contract else ())]
+    check_places({"--json": json_file}, read)
     for name, values in (("--against", against), ("--workload", workload)):
         if values and not bench:
             raise ConfigError(f"{name}: given without --bench")
     if waive and not races:
         raise ConfigError("--waive: given without --races, whose findings it waives")
-    ways = {"--npu": npu, "--counts": counts, "--races": races, "--bench": bench, "--watch": watching}
+    ways = {"--npu": npu is not None, "--counts": counts, "--races": races, "--bench": bench, "--watch": watching}
     chosen = [name for name, given in ways.items() if given]
     if len(chosen) > 1:
         raise ConfigError(f"{chosen[1]}: given together with {chosen[0]}; each is a run of its own")
@@ -124,18 +130,20 @@ def check_kernel(
     def load_it() -> LabFile:
         return lab_kernel.load_file(path, contract, options=option or [], kernel=kernel)
 
-    if call and not (npu or counts):
+    if call is not None and npu is None and not counts:
         raise ConfigError("--call: given without --npu or --counts")
-    if npu:
+    if call is not None and not call.strip():
+        raise ConfigError("--call: got an empty text, a case as `clrope verify` prints it is needed")
+    if npu is not None:
         from .lab_npu import check_on_machine
 
-        check_on_machine(load_it(), contract, npu, call, device or [], seed, seconds, json_file, quiet)
+        check_on_machine(load_it(), contract, npu, call or "", device or [], seed, seconds, json_file, quiet)
         return
 
     if counts:
         from .lab_counts import count_traffic
 
-        count_traffic(load_it(), contract, call, seed or 0, json_file, quiet)
+        count_traffic(load_it(), contract, call or "", seed or 0, json_file, quiet)
         return
 
     if races:

@@ -16,7 +16,7 @@ from ..errors import ConfigError, RopeError, naming_file
 from ..io.json_object import read_json_object
 from .config_options import parse_mode_flag
 from .options import AsJson, LayerType, Mode, Quiet, SeqLen, value
-from .output import print_fields, print_json, print_table
+from .output import check_places, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
     from ..io.summary import PairRow
@@ -44,6 +44,7 @@ def show_config(
     """
     from ..io.summary import summarise
 
+    check_places({"--plot": plot}, [source])
     kind, config = read_source(source, mode, layer_type, seq_len)
     if config.n_dims is None and head_dim is None:
         raise ConfigError(f"--head-dim: needed, {source} does not state how many elements a head has")
@@ -115,7 +116,8 @@ def _draw(file: Path, rows: list[PairRow], title: str) -> None:
     for name in dict.fromkeys(row.axis for row in rows):
         here = [row for row in rows if row.axis == name]
         axes.plot([r.index for r in here], [r.wavelength for r in here], ".", label=f"driven by {name}")
-    axes.set(yscale="log", xlabel="pair", ylabel="wavelength in positions", title=title)
+    axes.set(yscale="log", xlabel="pair", ylabel="wavelength in positions")
+    axes.set_title(title, parse_math=False)
     axes.grid(True, which="both", alpha=0.3)
     axes.legend()
     try:
