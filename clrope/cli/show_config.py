@@ -44,6 +44,8 @@ def show_config(
     """
     from ..io.summary import summarise
 
+    if plot is not None and not plot.suffix:
+        raise ConfigError(f"--plot: got {str(plot)!r}, a suffix such as .png or .svg is needed")
     check_places({"--plot": plot}, [source])
     kind, config = read_source(source, mode, layer_type, seq_len)
     if config.n_dims is None and head_dim is None:
@@ -99,11 +101,19 @@ def read_source(source: str, mode: str | None, layer_type: str | None, seq_len: 
         # A model's config.json has dozens of keys; ours has fields of RopeConfig and nothing else.
         if data and set(data) <= {field.name for field in dataclasses.fields(RopeConfig)}:
             given = {} if pairing is None else {"mode": pairing}
+            _refuse(layer_type, seq_len, "fields of RopeConfig")
             with naming_file(path):
                 return "fields of RopeConfig", RopeConfig.from_dict({**data, **given})
         return "Hugging Face", RopeConfig.from_hf(path, seq_len, layer_type=layer_type, mode=pairing)
     config = RopeConfig.preset(source)
+    _refuse(layer_type, seq_len, "presets")
     return "preset", config if pairing is None else dataclasses.replace(config, mode=pairing)
+
+
+def _refuse(layer_type: str | None, seq_len: int | None, what: str) -> None:
+    for option, given in (("--layer-type", layer_type), ("--seq-len", seq_len)):
+        if given is not None:
+            raise ConfigError(f"{option}: got {given!r}, it has no meaning for {what}")
 
 
 def _draw(file: Path, rows: list[PairRow], title: str) -> None:

@@ -271,6 +271,8 @@ def _longrope(params: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
         attention = positive(f"{setting.path}.attention_factor", params["attention_factor"])
     elif factor <= 1.0:
         attention = 1.0
+    elif original == 1:
+        raise ConfigError(f"{setting.path}: 1 original position, rope type 'longrope' needs more, or attention_factor")
     else:
         attention = math.sqrt(1.0 + math.log(factor) / math.log(original))
     return {"freq_base": setting.theta, "freq_factors": chosen, "attn_factor": attention}

@@ -25,6 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.save(tmp_path / "x.npy", np.ones((2, 3, 2, 8), np.float32))
     np.savez(tmp_path / "p.npz", x=np.ones((2, 3, 2, 8), np.float16), words=np.array(["a"]))
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "own.json").write_text(json.dumps({"mode": "neox", "n_dims": 8}))
     (tmp_path / "r.json").write_text("{}")
     (tmp_path / "k.cl").write_text(KERNEL)
     (tmp_path / "link").symlink_to("r.json")
@@ -49,6 +50,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("bench --peer torch --no-peers", "--peer: got 'torch' together with --no-peers"),
         ("config config.json --plot none/y.png", "none/y.png: cannot be written (its folder is missing)"),
         ("config config.json --plot config.json", "--plot: got 'config.json', a file that is read; another place is"),
+        ("config config.json --plot y", "--plot: got 'y', a suffix such as .png or .svg is needed"),
+        ("config llama-2-7b --layer-type x", "--layer-type: got 'x', it has no meaning for presets"),
+        ("config llama-2-7b --seq-len 5", "--seq-len: got 5, it has no meaning for presets"),
+        ("config own.json --seq-len 5", "--seq-len: got 5, it has no meaning for fields of RopeConfig"),
         ("report r.json --markdown r.json", "--markdown: got 'r.json', a file that is read; another place is needed"),
         ("report r.json --html same", "--html: got 'same', a file that is read; another place is needed"),
         ("report r.json --csv link", "--csv: got 'link', a file that is read; another place is needed"),

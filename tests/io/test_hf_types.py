@@ -35,6 +35,14 @@ def interleaved(value):
         (interleaved("false"), "rope_scaling.mrope_interleaved: got 'false', true or false is needed"),
         (interleaved(1), "rope_scaling.mrope_interleaved: got 1, true or false is needed"),
         (
+            {
+                **LLAMA,
+                "original_max_position_embeddings": 1,
+                "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 64, "long_factor": [1.0] * 64},
+            },
+            "rope_scaling: 1 original position, rope type 'longrope' needs more, or attention_factor",
+        ),
+        (
             {"model_type": "llama", "hidden_size": 4097, "num_attention_heads": 32, "rope_theta": 1e4},
             "hidden_size: got 4097, num_attention_heads 32 does not divide it; give head_dim",
         ),
