@@ -1,14 +1,16 @@
-"""JSON from outside: no name twice in an object, and no more values than its length suggests."""
+"""JSON from outside: no name twice in an object, no half characters, and no more values than its length suggests."""
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 #: Values of any text. A short text of brackets would otherwise become hundreds of times its length in memory.
 _MOST_VALUES = 1 << 19
 #: Beyond, a value takes this many bytes of text or more: numbers of results take ten to twenty.
 _LEAST_BYTES = 6
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parse_json(data: bytes | str, *, constants: bool = True) -> Any:
@@ -20,7 +22,13 @@ def parse_json(data: bytes | str, *, constants: bool = True) -> Any:
     most = max(_MOST_VALUES, len(text) // _LEAST_BYTES)
     if len(text) > _MOST_VALUES and text.count("[") + text.count("{") + text.count(",") > most:
         raise ValueError(f"it has more than {most} values")
-    return json.loads(text, object_pairs_hook=_object, parse_constant=None if constants else _no_number)
+    found = json.loads(text, object_pairs_hook=_object, parse_constant=None if constants else _no_number)
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(found, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            raise ValueError("a text in it has half of a pair of surrogates, which is no character") from None
+    return found
 
 
 def _no_number(text: str) -> Any:

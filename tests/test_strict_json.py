@@ -36,3 +36,13 @@ def test_constants():
     assert parse_json("[Infinity]") == [float("inf")]
     with pytest.raises(ValueError, match="got NaN, numbers are finite"):
         parse_json("[NaN]", constants=False)
+
+
+@pytest.mark.parametrize("text", [r'["\ud800"]', r'{"\uDC00": 1}', r'{"a": {"b": ["x\udfffy"]}}'])
+def test_half_of_a_pair_of_surrogates(text):
+    with pytest.raises(ValueError, match="half of a pair of surrogates"):
+        parse_json(text)
+
+
+def test_whole_pairs_of_surrogates():
+    assert parse_json(r'["\ud83d\ude00", "\\ud800"]') == ["\U0001f600", "\\ud800"]

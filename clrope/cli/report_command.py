@@ -73,6 +73,8 @@ def report(
         raise ConfigError("--fail-below: given without --compare OLD NEW")
     if not files:
         raise ConfigError("FILE: none given, a result of `clrope bench --json` is needed")
+    if as_json and markdown == "-":
+        raise ConfigError("--markdown: got '-' together with --json, both would go to stdout")
     folders = {"--figures", "--p3"}
     if csv is not None and (csv.endswith("/") or os.path.isdir(csv)):
         folders.add("--csv")

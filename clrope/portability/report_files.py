@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,7 +66,10 @@ def read_files(names: Sequence[str]) -> ReportInput:
     alike = Counter(Path(name).name for name in unique)
     for name in unique:
         try:
-            _take(_loaded(Path(name)), Path(name), Path(name).name if alike[Path(name).name] == 1 else name, found)
+            origin = Path(name).name if alike[Path(name).name] == 1 else name
+            # Bytes of a name that are no text would be refused by the encoding of the page.
+            origin = os.fsencode(origin).decode("utf-8", "backslashreplace")
+            _take(_loaded(Path(name)), Path(name), origin, found)
         except ConfigError as error:
             found.unread.append(str(error))
     return found

@@ -55,6 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("config llama-2-7b --seq-len 5", "--seq-len: got 5, it has no meaning for presets"),
         ("config own.json --seq-len 5", "--seq-len: got 5, it has no meaning for fields of RopeConfig"),
         ("report r.json --markdown r.json", "--markdown: got 'r.json', a file that is read; another place is needed"),
+        ("report r.json --json --markdown -", "--markdown: got '-' together with --json, both would go to stdout"),
         ("report r.json --html same", "--html: got 'same', a file that is read; another place is needed"),
         ("report r.json --csv link", "--csv: got 'link', a file that is read; another place is needed"),
         ("report r.json --csv y --markdown y", "--csv: got 'y', the place of --markdown; another place is needed"),

@@ -198,3 +198,21 @@ def test_text_of_a_file_is_text_on_the_page(put):
     assert "<img" not in text
     assert "<b>.json" not in text
     assert 'onload="x' not in text
+
+
+def test_a_name_that_is_no_text_stands_on_the_page(put, tmp_path):
+    path = tmp_path / "r\udcff.json"
+    try:
+        path.write_bytes(Path(put("good.json", small())).read_bytes())
+    except OSError:
+        pytest.skip("this file system takes text only")
+    found = read_files([str(path)])
+    assert found.files == ["r\\xff.json"]
+    page_text(make_report(found)).encode()
+
+
+def test_half_a_character_is_refused(put):
+    data = small()
+    next(iter(data["devices"].values()))["name"] = "\ud800"
+    (line,) = read_files([put("bad.json", data)]).unread
+    assert line.endswith("holds no JSON: a text in it has half of a pair of surrogates, which is no character")
