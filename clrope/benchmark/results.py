@@ -13,6 +13,7 @@ from typing import Any
 
 from ..bounded_read import read_bounded
 from ..errors import ConfigError, RopeError
+from ..strict_json import parse_json
 from .samples import by_round, paired
 
 #: Described by `results.schema.json`. A change that breaks readers gets a new number.
@@ -63,26 +64,32 @@ def read_all(where: str | Path) -> list[dict[str, Any]]:
     data = _loaded(path)
     if not isinstance(data, dict) or data.get("schema") != DEVICE_SCHEMA:
         return [_checked(data, path)]
-    name = data.get("samples")
-    if not isinstance(name, str) or not name or Path(name).name != name:
-        raise ConfigError(f"{path}: samples: got {name!r}, the name of a file in the same folder is needed")
-    samples = path.parent / name
-    found = _loaded(samples, _unpacked)
+    samples = samples_of(data, path)
+    found = _loaded(samples, unpacked)
     if not isinstance(found, list):
         raise ConfigError(f"{samples}: got {type(found).__name__}, a list of results is needed")
     return [_checked(result, samples) for result in found]
 
 
+def samples_of(summary: dict[str, Any], path: Path) -> Path:
+    """Return the file that a device's summary names; `ConfigError` if it is none of the same folder."""
+    name = summary.get("samples")
+    if not isinstance(name, str) or not name.isprintable() or not name or Path(name).name != name:
+        text = repr(name)[:200]
+        raise ConfigError(f"{path}: samples: got {text}, the name of a file in the same folder is needed")
+    return path.parent / name
+
+
 def _loaded(path: Path, unpack: Callable[[bytes], bytes] = bytes) -> Any:
     try:
-        return json.loads(unpack(read_bounded(path, LARGEST_RESULT)))
+        return parse_json(unpack(read_bounded(path, LARGEST_RESULT)))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (lzma.LZMAError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: holds no {'JSON' if unpack is bytes else 'compressed results'}: {error}") from error
 
 
-def _unpacked(data: bytes) -> bytes:
+def unpacked(data: bytes) -> bytes:
     """Return what `lzma.compress` was given; `LZMAError` for other data, and for more than a result."""
     unpacker = lzma.LZMADecompressor(memlimit=1 << 28)
     found = unpacker.decompress(data, LARGEST_RESULT + 1)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from ..device import DeviceInfo
 from ..errors import ConfigError
@@ -18,6 +20,56 @@ SAME_DEVICE = ("key", "name", "platform_version", "driver_version")
 SAME_ENVIRONMENT = ("cpu", "cpus", "system", "python", "versions", "kernels", "variables")
 #: Kinds of measurements in new processes, as they are named in `missing`.
 PROCESS_KINDS = ("first call", "peak memory")
+
+
+_Number = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+
+
+class _ToldShape(msgspec.Struct):
+    """The options of a run as its file has them."""
+
+    rounds: _Number
+    calls: _Number
+    latency_calls: _Number
+    threads: _Number
+    seed: Annotated[int, msgspec.Meta(ge=0)]
+    tiny: bool
+    peer_rounds: _Number | msgspec.UnsetType = msgspec.UNSET
+    repeats: _Number | msgspec.UnsetType = msgspec.UNSET
+    call_rounds: _Number | msgspec.UnsetType = msgspec.UNSET
+    samples: bool | None = None
+
+
+class _DeviceShape(msgspec.Struct):
+    """What is compared of a device."""
+
+    key: str
+    name: str
+    driver_version: str
+
+
+class _EnvironmentShape(msgspec.Struct):
+    """What is read of an environment; the rest is compared as it is."""
+
+    kernels: dict[str, Any]
+
+
+class _NamedShape(msgspec.Struct):
+    """A workload's record."""
+
+    name: str
+
+
+class _UnfinishedShape(msgspec.Struct):
+    """What is read of an interrupted run's file here. missing: absent in the file of a complete run."""
+
+    options: _ToldShape
+    environment: _EnvironmentShape
+    devices: dict[str, _DeviceShape]
+    peers: dict[str, Any]
+    workloads: list[_NamedShape]
+    processes: list[dict[str, Any]]
+    missing: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -114,6 +166,10 @@ def read_unfinished(where: str) -> Unfinished:
     if len(results) != 1:
         raise ConfigError(f"--resume: {where} holds {len(results)} results, the file of one interrupted run is needed")
     (result,) = results
+    try:
+        msgspec.convert(result, _UnfinishedShape)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--resume: {where} is no such result: {error}") from error
     if not result.get("missing"):
         raise ConfigError(f"--resume: {where} is complete, nothing is missing")
     names = {record["name"] for record in result["workloads"]} | set(result["missing"])

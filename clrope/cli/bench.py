@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ..device import DeviceInfo
 from ..device.select import ALIASES
-from ..errors import ConfigError, DeviceError, RopeError
+from ..errors import ConfigError, DeviceError
 from .exit_code import WRONG
 from .options import Devices, JsonFile, Quiet, Scheduler, Seed, Types, checked_types, flag, healthy_devices, value
-from .output import bytes_text, print_fields, print_table, write_text
+from .output import bytes_text, check_places, print_fields, print_table, write_text
 from .report_command import print_tables
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from ..benchmark.resume import Unfinished
     from ..benchmark.workloads import Workload
     from ..lab.lab_kernel import LabFile
+
+
+#: The largest number of rounds, repeats, calls and threads.
+_MOST = 1_000_000
 
 
 def bench(
@@ -35,15 +39,23 @@ def bench(
     ] = None,
     peer: Annotated[list[str] | None, value("NAME", "Peer to measure (repeatable). Default: all installed.")] = None,
     no_peers: Annotated[bool, flag("--no-peers", "Measure clrope and the ceilings only.")] = False,
-    rounds: Annotated[int | None, value("N", "Rounds over all entries. Default: 9, and 60 for calls.", min=1)] = None,
-    peer_rounds: Annotated[int | None, value("N", "Rounds that measure the peers, at most. Default: 9.", min=1)] = None,
-    repeats: Annotated[int | None, value("N", "Repeats of each workload, with new buffers. Default: 1.", min=1)] = None,
-    calls: Annotated[int | None, value("N", "Calls of an entry in a row, at most. Default: 5.", min=1)] = None,
+    rounds: Annotated[
+        int | None, value("N", "Rounds over all entries. Default: 9, and 60 for calls.", min=1, max=_MOST)
+    ] = None,
+    peer_rounds: Annotated[
+        int | None, value("N", "Rounds that measure the peers, at most. Default: 9.", min=1, max=_MOST)
+    ] = None,
+    repeats: Annotated[
+        int | None, value("N", "Repeats of each workload, with new buffers. Default: 1.", min=1, max=_MOST)
+    ] = None,
+    calls: Annotated[
+        int | None, value("N", "Calls of an entry in a row, at most. Default: 5.", min=1, max=_MOST)
+    ] = None,
     kernel: Annotated[
         list[str] | None, value("FILE", "Kernel file of your own, measured as clrope's kernels are (repeatable).")
     ] = None,
     threads: Annotated[
-        int | None, value("N", "Threads of each peer. Default: 0, one for each usable CPU.", min=0)
+        int | None, value("N", "Threads of each peer. Default: 0, one for each usable CPU.", min=0, max=_MOST)
     ] = None,
     seed: Seed = None,
     tiny: Annotated[bool, flag("--tiny", "Use short axes: a quick trial whose figures mean nothing.")] = False,
@@ -75,6 +87,8 @@ def bench(
     from ..benchmark.measure import Options
     from ..benchmark.workloads import select
 
+    if no_peers and peer:
+        raise ConfigError(f"--peer: got {peer[0]!r} together with --no-peers")
     wanted = checked_types(types)
     chosen = [w for w in select(workload or ()) if not wanted or w.dtype in wanted]
     if not chosen:
@@ -110,7 +124,11 @@ def bench(
         return
     if html is not None and json_file in (None, "-"):
         raise ConfigError("--html: given without --json FILE, of which the page is made")
-    _check_places(json_file, html, artifact)
+    if artifact is not None:
+        from ..benchmark.artifact import check_folder
+
+        check_folder(artifact)
+    check_places({"--json": json_file, "--html": html}, kernel or ())
     devices = healthy_devices(device)
     if unfinished is not None:
         devices = unfinished.devices_of(devices, device)
@@ -137,8 +155,12 @@ def _continued(resume: str, given: dict[str, Any]) -> tuple[Unfinished, Options]
     """Return an interrupted run and its options; `ConfigError` if the user gave other ones."""
     from ..benchmark.buffers import usable_cpus
     from ..benchmark.resume import read_unfinished
+    from ..portability.report_files import read_files
 
     unfinished = read_unfinished(resume)
+    # Its records become part of tables and of the page.
+    if unread := read_files([resume]).unread:
+        raise ConfigError(f"--resume: {unread[0]}")
     options = unfinished.options
     if given["threads"] == 0:
         given["threads"] = usable_cpus()
@@ -252,21 +274,6 @@ def _page(json_file: str | None, html: str | None) -> str | None:
             raise
         print(f"clrope: no page: {error}", file=sys.stderr)
         return None
-
-
-def _check_places(json_file: str | None, html: str | None, artifact: str | None) -> None:
-    """Raise `RopeError` before hours of measuring if a result cannot be written."""
-    from ..benchmark.artifact import check_folder
-
-    if artifact is not None:
-        check_folder(artifact)
-    for place in (json_file, html):
-        if place in (None, "-"):
-            continue
-        path = Path(str(place))
-        why = "it is a folder" if path.is_dir() else "" if path.absolute().parent.is_dir() else "its folder is missing"
-        if why or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-            raise RopeError(f"{path}: cannot be written ({why or 'no permission'})")
 
 
 def _write_formats(

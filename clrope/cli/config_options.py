@@ -14,6 +14,7 @@ from typing import Annotated, Any, get_args
 from ..config import RopeConfig
 from ..errors import ConfigError, naming_file
 from ..io.files import read_arrays
+from ..io.hf_rope import MOST_DIMS
 from ..io.json_object import read_json_object
 from ..layout import DTYPES
 from .options import LayerType, Mode, SeqLen, value
@@ -121,7 +122,7 @@ def named_array(text: str, what: str) -> Any:
 
 def parse_mode_flag(text: str | None) -> Any:
     """Return a mode's name as it is, ggml's number as an integer, None as None."""
-    return int(text) if text is not None and text.isdecimal() and len(text) < 20 else text
+    return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 20 else text
 
 
 def _sections(text: str) -> tuple[int, ...]:
@@ -138,4 +139,8 @@ def _factors(text: str) -> tuple[float, ...]:
         array = named_array(text, "freq_factors")
         if array.dtype.kind not in "fiu" and array.dtype not in DTYPES.values():
             raise ConfigError(f"freq_factors: {text} holds {array.dtype}, real numbers are needed") from None
+        if array.size > MOST_DIMS:
+            raise ConfigError(
+                f"freq_factors: {text} holds {array.size} numbers, at most {MOST_DIMS} are read"
+            ) from None
         return tuple(float(f) for f in array.ravel())

@@ -10,7 +10,7 @@ from ..errors import ConfigError, RopeError
 from .exit_code import UNUSABLE, WRONG
 from .lab_view import LabView, write_report
 from .options import Devices, JsonFile, Quiet, Seed, flag, value
-from .output import progress_bar
+from .output import check_places, progress_bar
 
 if TYPE_CHECKING:
     from ..lab.lab_kernel import LabFile
@@ -83,20 +83,22 @@ def check_kernel(
     workload: Annotated[
         list[str] | None, value("NAME", "Workload of --bench, as `clrope bench --list` shows them (repeatable).")
     ] = None,
-    rounds: Annotated[int, value("N", "Rounds of --bench over all entries.", min=1)] = 7,
+    rounds: Annotated[int, value("N", "Rounds of --bench over all entries.", min=1, max=1_000_000)] = 7,
     npu: Annotated[
-        str, value("MACHINE", "Check against an NPU-like machine: a name, a .toml file, or cores=24,ub=192K,...")
-    ] = "",
+        str | None, value("MACHINE", "Check against an NPU-like machine: a name, a .toml file, or cores=24,ub=192K,...")
+    ] = None,
     counts: Annotated[
         bool, flag("--counts", "Count bytes and instructions in Oclgrind: traffic that a kernel could do without.")
     ] = False,
-    call: Annotated[str, value("CASE", "Call of --npu and --counts, as `clrope verify` prints cases.")] = "",
+    call: Annotated[str | None, value("CASE", "Call of --npu and --counts, as `clrope verify` prints cases.")] = None,
     watching: Annotated[
         bool, flag("--watch", "Run again whenever the file, or one that it includes, is saved; say what changed.")
     ] = False,
-    new: Annotated[str, value("NAME", "Write a commented kernel to start from to NAME.cl, and end.")] = "",
+    new: Annotated[str | None, value("NAME", "Write a commented kernel to start from to NAME.cl, and end.")] = None,
     like: Annotated[str, value("KIND", "What --new writes.", autocompletion=_kinds)] = "simple",
-    seconds: Annotated[float, value("N", "Seconds without a result until a kernel counts as endless.", min=1)] = 20.0,
+    seconds: Annotated[
+        float, value("N", "Seconds without a result until a kernel counts as endless.", min=1, max=1e7)
+    ] = 20.0,
     json_file: JsonFile = None,
     seed: Seed = None,
     quiet: Quiet = False,
@@ -106,7 +108,9 @@ def check_kernel(
     Runs in child processes: a kernel that crashes or never ends harms nothing. Cases that the kernel's arguments cannot
     express are counted as such, never as right. Exit code 1 if a case is wrong, 2 if the file cannot be used.
     """
-    if new:
+    if new is not None:
+        if path:
+            raise ConfigError(f"KERNEL: got {path!r} together with --new, which checks none")
         from ..lab.new_kernel import write_new
 
         print(f"{write_new(new, like)} is written; `clrope lab` checks it")
@@ -114,25 +118,28 @@ def check_kernel(
     if not path:
         raise ConfigError("KERNEL: not given; a kernel file is needed, or --new NAME")
     _refuse_contradictions(
-        {"--npu": npu, "--counts": counts, "--races": races, "--bench": bench, "--watch": watching},
-        {"--against": against, "--workload": workload, "--waive": waive, "--call": call, "--suite": suite,
+        {"--npu": npu is not None, "--counts": counts, "--races": races, "--bench": bench, "--watch": watching},
+        {"--against": against, "--workload": workload, "--waive": waive, "--call": call is not None, "--suite": suite,
          "--filter": text, "--device": device},
     )  # fmt: skip
+    if call is not None and not call.strip():
+        raise ConfigError("--call: got an empty text, a case as `clrope verify` prints it is needed")
+    check_places({"--json": json_file}, [path, *(against or ()), *([contract] if contract else ())])
     from ..lab import lab_kernel
 
     def load_it() -> LabFile:
         return lab_kernel.load_file(path, contract, options=option or [], kernel=kernel)
 
-    if npu:
+    if npu is not None:
         from .lab_npu import check_on_machine
 
-        check_on_machine(load_it(), contract, npu, call, device or [], seed, seconds, json_file, quiet)
+        check_on_machine(load_it(), contract, npu, call or "", device or [], seed, seconds, json_file, quiet)
         return
 
     if counts:
         from .lab_counts import count_traffic
 
-        count_traffic(load_it(), contract, call, seed or 0, json_file, quiet)
+        count_traffic(load_it(), contract, call or "", seed or 0, json_file, quiet)
         return
 
     if races:

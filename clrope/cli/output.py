@@ -12,12 +12,12 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ..errors import RopeError
+from ..errors import ConfigError, RopeError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -115,6 +115,35 @@ def write_text(where: str, text: str) -> None:
         Path(where).write_text(text, encoding="utf-8")
     except OSError as error:
         raise RopeError(f"{where}: cannot be written ({error.strerror or error})") from error
+
+
+def check_places(outputs: Mapping[str, str | Path | None], inputs: Iterable[str | Path] = ()) -> None:
+    """Raise before any work if an output cannot be written, or would take the place of an input or of another output.
+
+    outputs: by option; None and '-' are none. Raises `RopeError`, or `ConfigError` where places are the same.
+    """
+    taken = [(Path(given), "a file that is read") for given in inputs]
+    for option, given in outputs.items():
+        if given is None or str(given) == "-":
+            continue
+        path = Path(given)
+        for other, what in taken:
+            if _same_file(path, other):
+                raise ConfigError(f"{option}: got {str(given)!r}, {what}; another place is needed")
+        taken.append((path, f"the place of {option}"))
+        folder = path.absolute().parent
+        why = "it is a folder" if os.path.isdir(path) else "" if os.path.isdir(folder) else "its folder is missing"
+        if why or not os.access(path if os.path.exists(path) else folder, os.W_OK):
+            raise RopeError(f"{path}: cannot be written ({why or 'no permission'})")
+
+
+def _same_file(path: Path, other: Path) -> bool:
+    """Whether two names stand for one file, also for one that will be made; devices such as /dev/null are no files."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        return False
+    if os.path.isfile(path) and os.path.isfile(other):
+        return os.path.samefile(path, other)
+    return os.path.realpath(path) == os.path.realpath(other)
 
 
 def progress_bar(quiet: bool, drawn_by_thread: bool = False) -> Progress:

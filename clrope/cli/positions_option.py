@@ -11,10 +11,10 @@ from ..errors import ShapeError
 from .config_options import named_array
 
 POSITIONS_HELP = "First position, list 0,1,2, range a:b (without b), or FILE[:NAME]."
-_RANGE = re.compile(r"(-?\d+):(-?\d+)")
+_RANGE = re.compile(r"(-?[0-9]+):(-?[0-9]+)")
 #: Positions of a range: more tokens than any tensor in memory has.
 _MOST_POSITIONS = 1 << 28
-_LIST = re.compile(r"-?\d+(,-?\d+)*")
+_LIST = re.compile(r"-?[0-9]+(,-?[0-9]+)*")
 
 
 def read_positions(text: str) -> Any:

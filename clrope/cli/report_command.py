@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 from ..errors import ConfigError
 from .exit_code import UNUSABLE, WRONG
 from .options import AsJson, Quiet, value
-from .output import print_fields, print_json, print_table, write_text
+from .output import check_places, print_fields, print_json, print_table, write_text
 
 if TYPE_CHECKING:
     from ..portability.report_files import ReportInput
@@ -52,15 +53,32 @@ def report(
     """
     from ..portability.report_files import read_files
 
+    places = {
+        "--html": html,
+        "--figures": figures,
+        "--figure": figure,
+        "--markdown": markdown,
+        "--csv": csv,
+        "--p3": p3,
+    }
     if compare is not None:
         if files:
             raise ConfigError(f"--compare: given together with FILE, got {files[0]!r}; it reads OLD and NEW only")
+        for option, place in places.items():
+            if place is not None:
+                raise ConfigError(f"{option}: given together with --compare, which makes no page, table or figure")
         _compare(*compare, fail_below, as_json)
         return
     if fail_below is not None:
         raise ConfigError("--fail-below: given without --compare OLD NEW")
     if not files:
         raise ConfigError("FILE: none given, a result of `clrope bench --json` is needed")
+    if as_json and markdown == "-":
+        raise ConfigError("--markdown: got '-' together with --json, both would go to stdout")
+    folders = {"--figures", "--p3"}
+    if csv is not None and (csv.endswith("/") or os.path.isdir(csv)):
+        folders.add("--csv")
+    check_places({option: place for option, place in places.items() if option not in folders}, files)
     found = read_files(files)
     for line in found.unread:
         print(f"clrope: not read: {line}", file=sys.stderr)

@@ -15,13 +15,13 @@ from ..config import RopeConfig
 from ..device import DeviceInfo
 from ..device import device as find_device
 from ..errors import ConfigError, ShapeError
-from ..io.files import format_of, read_arrays, read_metadata, write_arrays
+from ..io.files import check_arrays, format_of, read_arrays, read_metadata, write_arrays
 from ..layout import DTYPES, dtype_name
 from ..operation import Rope
 from .config_options import takes_config
 from .exit_code import WRONG
 from .options import AsJson, Backward, Layout, OneDevice, Quiet, flag, value
-from .output import print_json, print_table
+from .output import check_places, print_json, print_table
 from .positions_option import POSITIONS_HELP, read_positions
 
 
@@ -52,9 +52,12 @@ def rotate_file(
     least --mode, which has no default. Exit code 1 if --check finds a wrong result.
     """
     format_of(output)
+    check_places({"--output": output})
     arrays = read_arrays(source)
     names = _chosen(arrays, tensor, positions_tensor, source)
     others = {name: array for name, array in arrays.items() if name not in names} if keep else {}
+    # Before hours of rotating: the results have the types of their tensors.
+    check_arrays(output, {name: arrays[name] for name in arrays if name in (*names, *others)})
     where = _positions(positions, positions_tensor, arrays, source)
     chosen = find_device(device)
     rotated: dict[str, Any] = {}

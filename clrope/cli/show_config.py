@@ -16,7 +16,7 @@ from ..errors import ConfigError, RopeError, naming_file
 from ..io.json_object import read_json_object
 from .config_options import parse_mode_flag
 from .options import AsJson, LayerType, Mode, Quiet, SeqLen, value
-from .output import print_fields, print_json, print_table
+from .output import check_places, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
     from ..io.summary import PairRow
@@ -44,6 +44,9 @@ def show_config(
     """
     from ..io.summary import summarise
 
+    if plot is not None and not plot.suffix:
+        raise ConfigError(f"--plot: got {str(plot)!r}, a suffix such as .png or .svg is needed")
+    check_places({"--plot": plot}, [source])
     kind, config = read_source(source, mode, layer_type, seq_len)
     if config.n_dims is None and head_dim is None:
         raise ConfigError(f"--head-dim: needed, {source} does not state how many elements a head has")
@@ -98,11 +101,19 @@ def read_source(source: str, mode: str | None, layer_type: str | None, seq_len: 
         # A model's config.json has dozens of keys; ours has fields of RopeConfig and nothing else.
         if data and set(data) <= {field.name for field in dataclasses.fields(RopeConfig)}:
             given = {} if pairing is None else {"mode": pairing}
+            _refuse(layer_type, seq_len, "fields of RopeConfig")
             with naming_file(path):
                 return "fields of RopeConfig", RopeConfig.from_dict({**data, **given})
         return "Hugging Face", RopeConfig.from_hf(path, seq_len, layer_type=layer_type, mode=pairing)
     config = RopeConfig.preset(source)
+    _refuse(layer_type, seq_len, "presets")
     return "preset", config if pairing is None else dataclasses.replace(config, mode=pairing)
+
+
+def _refuse(layer_type: str | None, seq_len: int | None, what: str) -> None:
+    for option, given in (("--layer-type", layer_type), ("--seq-len", seq_len)):
+        if given is not None:
+            raise ConfigError(f"{option}: got {given!r}, it has no meaning for {what}")
 
 
 def _draw(file: Path, rows: list[PairRow], title: str) -> None:
@@ -115,7 +126,8 @@ def _draw(file: Path, rows: list[PairRow], title: str) -> None:
     for name in dict.fromkeys(row.axis for row in rows):
         here = [row for row in rows if row.axis == name]
         axes.plot([r.index for r in here], [r.wavelength for r in here], ".", label=f"driven by {name}")
-    axes.set(yscale="log", xlabel="pair", ylabel="wavelength in positions", title=title)
+    axes.set(yscale="log", xlabel="pair", ylabel="wavelength in positions")
+    axes.set_title(title, parse_math=False)
     axes.grid(True, which="both", alpha=0.3)
     axes.legend()
     try:

@@ -23,7 +23,7 @@ from .output import bytes_text, print_json, print_table, progress_bar
 def tune_devices(
     names: Devices = None,
     types: Types = None,
-    budget: Annotated[float, value("SECONDS", "Time for each device, about.", min=1.0)] = 300.0,
+    budget: Annotated[float, value("SECONDS", "Time for each device, about.", min=1.0, max=1e7)] = 300.0,
     show: Annotated[bool, flag("--show", "Show what earlier runs found; try nothing.")] = False,
     details: Annotated[bool, flag("--details", "Print every variant, not only the fastest.")] = False,
     parameters: Annotated[bool, flag("--parameters", "List the parameters of the kernels.")] = False,
@@ -35,8 +35,9 @@ def tune_devices(
         list[str] | None, typer.Argument(metavar="FILE", help="Tuning files for --write-defaults.")
     ] = None,
     kernel: Annotated[
-        str, value("FILE", "Tune a kernel file of your own: the parameters of its lines `// lab: tune NAME = VALUES`.")
-    ] = "",
+        str | None,
+        value("FILE", "Tune a kernel file of your own: the parameters of its lines `// lab: tune NAME = VALUES`."),
+    ] = None,
     contract: Annotated[str | None, value("NAME", "Contract of --kernel, as for `clrope lab`.")] = None,
     workload: Annotated[
         list[str] | None, value("NAME", "Workload of --kernel, as `clrope bench --list` shows them (repeatable).")
@@ -53,9 +54,13 @@ def tune_devices(
     f16, bf16, f64. Exit code 2 if a device cannot be used, 1 if nothing was found for a device.
     """
     for name, given in (("--contract", contract), ("--workload", workload), ("--seed", seed)):
-        if given is not None and not kernel:
+        if given is not None and kernel is None:
             raise ConfigError(f"{name}: given without --kernel")
-    if kernel:
+    if kernel is not None:
+        for name, other in (("--show", show), ("--details", details), ("--parameters", parameters), ("--type", types),
+                            ("--schema", schema), ("--write-defaults", write_defaults), ("FILE", files)):  # fmt: skip
+            if other:
+                raise ConfigError(f"{name}: given together with --kernel, which does not use it")
         from .lab_tune_command import tune_kernel
 
         drawn = time.time_ns() % (1 << 32) if seed is None else seed

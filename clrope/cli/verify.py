@@ -13,7 +13,7 @@ import typer
 from ..errors import ConfigError
 from .exit_code import UNUSABLE, WRONG
 from .options import Devices, JsonFile, Quiet, Scheduler, Seed, value
-from .output import print_table, progress_bar, write_text
+from .output import check_places, print_table, progress_bar, write_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -42,7 +42,7 @@ def verify_devices(
         str, typer.Option("--filter", metavar="TEXT", help="Run only the cases that contain each word of TEXT.")
     ] = "",
     fuzz: Annotated[
-        int | None, value("N", "Run N random cases instead of suites; print wrong ones only.", min=1)
+        int | None, value("N", "Run N random cases instead of suites; print wrong ones only.", min=1, max=10_000_000)
     ] = None,
     scheduler: Scheduler = None,
     quiet: Quiet = False,
@@ -56,6 +56,7 @@ def verify_devices(
     from ..suite.conformance import verify
     from ..suite.fuzz import fuzz_suite
 
+    check_places({"--json": json_file})
     suites: list[str | Suite] = [*(suite or ["seed"])]
     if fuzz is not None:
         if suite or text:

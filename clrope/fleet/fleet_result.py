@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Literal
 
 from ..bounded_read import read_bounded
 from ..errors import ConfigError
+from ..strict_json import parse_json
 from ..suite.conformance import NUMPY
 from .fleet_task import FleetAnswer, What
 
@@ -113,7 +113,7 @@ def compare_bits(answers: Sequence[tuple[str, FleetAnswer]]) -> FleetBits | None
 def read_fleet(path: str | Path) -> dict[str, Any]:
     """Return the object of a fleet's result file; `ConfigError` naming the file if it holds something else."""
     try:
-        data = json.loads(read_bounded(path, LARGEST_FLEET))
+        data = parse_json(read_bounded(path, LARGEST_FLEET))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (ValueError, RecursionError) as error:

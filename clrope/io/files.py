@@ -47,6 +47,8 @@ _FLOAT8 = {"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype(ml_
 _SAFETENSORS = (
     "BOOL", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "F16", "BF16", "F32", "F64", *_FLOAT8
 )  # fmt: skip
+#: Bytes of an array's name in .npz, where '.npy' follows it, and of a header of .npy, as NumPy has them.
+_LONGEST_NAME, _LONGEST_HEADER = 65_531, 10_000
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
@@ -102,10 +104,9 @@ def write_arrays(
     kind, path = format_of(path), Path(path)
     if metadata and kind != "safetensors":
         raise ConfigError(f"{path}: metadata fits in .safetensors only, the suffix is {path.suffix!r}")
-    ready = {name: _storable(path, name, array, kind) for name, array in arrays.items()}
+    check_arrays(path, arrays)
+    ready = {name: _native(array) for name, array in arrays.items()}
     if kind == "npy":
-        if len(ready) != 1:
-            raise ShapeError(f"{path}: a .npy file holds one array, got {len(ready)}; use .npz or .safetensors")
         (single,) = ready.values()
         replace_file(path, lambda file: _write_npy(file, single))
     elif kind == "npz":
@@ -115,14 +116,30 @@ def write_arrays(
         replace_file(path, lambda file: _write_safetensors(file, ready, metadata or {}))
 
 
-def _storable(path: Path, name: str, array: Array, kind: Format) -> Array:
+def check_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Array]) -> None:
+    """Raise `ShapeError` for arrays that the format of a file's suffix cannot hold; nothing is written."""
+    kind = format_of(path)
+    for name, array in arrays.items():
+        dtype = np.asarray(array).dtype
+        native = dtype.newbyteorder("=")
+        if native not in _WRITABLE and not (kind == "safetensors" and native in _FLOAT8.values()):
+            raise ShapeError(
+                f"{path}: array {name!r} has dtype {dtype}; allowed are bool, the integers, float16, float32, "
+                "float64, bfloat16, and in .safetensors float8_e4m3fn and float8_e5m2"
+            )
+    if kind == "npy" and len(arrays) != 1:
+        raise ShapeError(f"{path}: a .npy file holds one array, got {len(arrays)}; use .npz or .safetensors")
+    if kind == "npz" and (long := max(map(_bytes_of_name, arrays), default=0)) > _LONGEST_NAME:
+        raise ShapeError(f"{path}: the name of an array has {long} bytes, at most {_LONGEST_NAME} fit in .npz")
+
+
+def _bytes_of_name(name: str) -> int:
+    return len(name.encode("utf-8", "surrogatepass"))
+
+
+def _native(array: Array) -> Array:
     array = np.asarray(array)
     native = array.dtype.newbyteorder("=")
-    if native not in _WRITABLE and not (kind == "safetensors" and native in _FLOAT8.values()):
-        raise ShapeError(
-            f"{path}: array {name!r} has dtype {array.dtype}; allowed are bool, the integers, float16, float32, "
-            "float64, bfloat16, and in .safetensors float8_e4m3fn and float8_e5m2"
-        )
     return array if array.dtype == native else array.astype(native)
 
 
@@ -151,6 +168,12 @@ def _claimed_bytes(file: IO[bytes]) -> int:
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
         raise ValueError(f"format version {version[0]}.{version[1]}, allowed are 1.0 and 2.0")
+    if version == (2, 0):  # NumPy reads a header of any length before it refuses it
+        start = file.tell()
+        length = int.from_bytes(file.read(4), "little")
+        if length > _LONGEST_HEADER:
+            raise ValueError(f"its header claims {length} bytes, at most {_LONGEST_HEADER} are read")
+        file.seek(start)
     try:
         shape, _, dtype = _HEADERS[version](file)
     except (SyntaxError, tokenize.TokenError) as error:
@@ -175,15 +198,20 @@ def _read_npz(path: Path) -> dict[str, Array]:
     with zipfile.ZipFile(path) as archive:
         if sum(info.compress_size for info in archive.infolist()) > os.path.getsize(path):
             raise ValueError("its entries claim more bytes together than the file has")
+        names: set[str] = set()
+        # All headers before any data.
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
-            if name in arrays:
+            if name in names:
                 raise ValueError(f"two entries have the name {name!r}")
+            names.add(name)
             # Deflate makes 1/1032 at best; what is compressed further is an archive made to fill the memory.
             if info.file_size > 1100 * info.compress_size + 1024:
                 raise ValueError(f"entry {name!r} claims {info.file_size} bytes, compressed {info.compress_size}")
             with archive.open(info) as entry:
                 _check_size(_claimed_bytes(entry), info.file_size)
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
             with archive.open(info) as entry:
                 arrays[name] = _from_numpy(np.lib.format.read_array(entry, allow_pickle=False))
     return arrays

@@ -34,6 +34,11 @@ _UNDERSTOOD = frozenset(
     | {f"scaling.{key}" for key in ("type", "factor", "attn_factor", "original_context_length", "finetuned")}
     | {f"scaling.yarn_{key}" for key in ("ext_factor", "attn_factor", "beta_fast", "beta_slow", "log_multiplier")}
 )
+#: Of these, the numbers that are checked also where another key decides.
+_NUMBERS = (
+    *("freq_base", "freq_base_swa", "scale_linear", "scaling.factor", "scaling.attn_factor"),
+    *(f"scaling.yarn_{key}" for key in ("ext_factor", "attn_factor", "beta_fast", "beta_slow", "log_multiplier")),
+)
 #: Keys of an architecture that are read besides those of RoPE.
 _OTHERS = ("attention.key_length", "attention.head_count", "embedding_length", "context_length")
 _TENSORS = {"rope_freqs.weight": "freqs", "rope_factors_long.weight": "long", "rope_factors_short.weight": "short"}
@@ -72,6 +77,10 @@ def fields_from_gguf(
         inner = key.removeprefix(f"{file.arch}.rope.")
         if inner != key and inner not in _UNDERSTOOD:
             raise ConfigError(f"{key}: not understood; known are {', '.join(sorted(_UNDERSTOOD))}")
+        if inner in _NUMBERS:
+            real(key, file.keys[key])
+        elif inner == "scaling.finetuned" and not isinstance(file.keys[key], bool):
+            raise ConfigError(f"{key}: got {file.keys[key]!r:.80}, true or false is needed")
     sections = _sections(file)
     chosen = _mode(file, mode, sections)
     sliding = _is_sliding(file, layer_type)

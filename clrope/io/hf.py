@@ -7,9 +7,10 @@ Both layouts are understood: `rope_parameters` (transformers 5; flat, or nested 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from ..errors import ConfigError
@@ -87,8 +88,8 @@ def _load(source: str | os.PathLike[str] | Mapping[str, Any]) -> Mapping[str, An
 
 def _text_part(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the language model's part of a multimodal configuration, or the whole."""
-    text = data.get("text_config")
-    if not isinstance(text, Mapping) or not text:
+    text = _mapping(data, "text_config")
+    if not text:
         return data
     if text.get("model_type") is None:
         outer = data.get("model_type")
@@ -118,6 +119,8 @@ def _kind(data: Mapping[str, Any], mode: str | int | None) -> tuple[ModelKind, M
 
 
 def _refuse_unread(data: Mapping[str, Any], kind: ModelKind) -> None:
+    if not isinstance(data.get("alibi"), (bool, NoneType)):
+        raise ConfigError(f"alibi: got {data['alibi']!r}, true or false is needed")
     if data.get("alibi"):
         raise ConfigError("alibi: true, this model uses ALiBi and no RoPE")
     read = {"" if kind.plain else kind.theta_key, kind.partial_key, kind.rotary_dim_key, kind.interleave_key}
@@ -145,10 +148,9 @@ def _parameters(data: Mapping[str, Any], kind: ModelKind, layer_type: str | None
         if path == "rope_parameters" and params:
             raise ConfigError(f"rope_parameters: model_type {data.get('model_type')!r} has them per layer type")
         return _two_thetas_part(params, kind, layer_type)
-    if layer_type is not None:
-        known = data.get("layer_types")
-        if not isinstance(known, (list, tuple)) or layer_type not in known:
-            raise ConfigError(f"layer_type: got {layer_type!r}, this file has one RoPE and names no such layer type")
+    types = _layer_types(data)
+    if layer_type is not None and layer_type not in types:
+        raise ConfigError(f"layer_type: got {layer_type!r}, this file has one RoPE and names no such layer type")
     return _Part(params, path, nested=False, theta_key=kind.theta_key, theta=kind.theta)
 
 
@@ -217,23 +219,35 @@ def _head_dim(data: Mapping[str, Any], kind: ModelKind, layer_type: str | None) 
         width_key, heads_key = "hidden_size", "num_attention_heads"
     width = _needed_count(data, width_key, "the size of a head follows from it")
     heads = _needed_count(data, heads_key, "the size of a head follows from it")
+    if width % heads:
+        raise ConfigError(f"{width_key}: got {width}, {heads_key} {heads} does not divide it; give head_dim")
     return width // heads
 
 
 def _per_layer_head_dim(data: Mapping[str, Any], layer_type: str) -> int | None:
     """`head_dim` out of `per_layer_config` (layer index → overrides), for the layers of one type."""
-    table, types = data.get("per_layer_config"), data.get("layer_types")
-    if not isinstance(table, Mapping) or not isinstance(types, (list, tuple)):
-        return None
-    indices = [i for i, name in enumerate(types) if name == layer_type]
+    table: Mapping[Any, Any] = _mapping(data, "per_layer_config")
+    for number, entry in table.items():
+        if entry is not None and not isinstance(entry, Mapping):
+            raise ConfigError(f"per_layer_config.{number}: got {type(entry).__name__}, an object is needed")
+    indices = [i for i, name in enumerate(_layer_types(data)) if name == layer_type]
     entries = [table.get(i, table.get(str(i))) for i in indices]
-    sizes = {entry.get("head_dim") for entry in entries if isinstance(entry, Mapping)}
+    given = [entry.get("head_dim") for entry in entries if entry is not None]
+    sizes = {None if size is None else count("per_layer_config.head_dim", size) for size in given}
     if len(sizes) > 1:
         raise ConfigError(
             f"per_layer_config: the {layer_type!r} layers have heads of several sizes: {sorted(map(str, sizes))}"
         )
-    size = sizes.pop() if sizes else None
-    return None if size is None else count("per_layer_config.head_dim", size)
+    return sizes.pop() if sizes else None
+
+
+def _layer_types(data: Mapping[str, Any]) -> Sequence[Any]:
+    types = data.get("layer_types")
+    if types is None:
+        return ()
+    if not isinstance(types, (list, tuple)):
+        raise ConfigError(f"layer_types: got {type(types).__name__}, a list of names is needed")
+    return types
 
 
 def _rotated(data: Mapping[str, Any], kind: ModelKind, part: _Part, head_dim: int) -> int:
@@ -265,6 +279,9 @@ def _sections(data: Mapping[str, Any], mode: Mode, part: _Part, pairs: int) -> t
     given = part.params.get("mrope_section")
     flags = {key: part.params.get(key) for key in ("mrope_interleaved", "interleaved")}
     path = f"{part.path}.mrope_section"
+    for key, value in flags.items():
+        if value is not None and not isinstance(value, bool):
+            raise ConfigError(f"{part.path}.{key}: got {value!r}, true or false is needed")
     if mode not in SECTION_MODES:
         if given is not None:
             raise ConfigError(f"{path}: model_type {data.get('model_type')!r} (mode {mode!r}) has no sections")
@@ -272,7 +289,7 @@ def _sections(data: Mapping[str, Any], mode: Mode, part: _Part, pairs: int) -> t
             raise ConfigError(f"{part.path}: type 'mrope' in model_type {data.get('model_type')!r} (mode {mode!r})")
         return None
     for key, value in flags.items():
-        if value is not None and bool(value) != (mode == "imrope"):
+        if value is not None and value != (mode == "imrope"):
             raise ConfigError(f"{part.path}.{key}: got {value!r}, the mode is {mode!r}")
     if isinstance(given, (str, bytes)) or not isinstance(given, (list, tuple)):
         what = "missing" if given is None else f"got {given!r}"

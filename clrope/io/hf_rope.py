@@ -237,7 +237,7 @@ def _yarn(params: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
 
 def _yarn_attention(params: Mapping[str, Any], factor: float, setting: Setting) -> float:
     if "attention_factor" in params:
-        return real(f"{setting.path}.attention_factor", params["attention_factor"])
+        return positive(f"{setting.path}.attention_factor", params["attention_factor"])
     scale = real(f"{setting.path}.mscale", params.get("mscale", 0.0))
     scale_all = real(f"{setting.path}.mscale_all_dim", params.get("mscale_all_dim", 0.0))
 
@@ -268,9 +268,11 @@ def _longrope(params: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
         )
     chosen = long if setting.seq_len is not None and setting.seq_len > original else short
     if "attention_factor" in params:
-        attention = real(f"{setting.path}.attention_factor", params["attention_factor"])
+        attention = positive(f"{setting.path}.attention_factor", params["attention_factor"])
     elif factor <= 1.0:
         attention = 1.0
+    elif original == 1:
+        raise ConfigError(f"{setting.path}: 1 original position, rope type 'longrope' needs more, or attention_factor")
     else:
         attention = math.sqrt(1.0 + math.log(factor) / math.log(original))
     return {"freq_base": setting.theta, "freq_factors": chosen, "attn_factor": attention}

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ..bounded_read import LARGEST_CONFIG, read_bounded_text
 from ..errors import ConfigError
+from ..strict_json import parse_json
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Return the object in a file of at most `LARGEST_CONFIG` bytes; `ConfigError` naming the file if there is none."""
     try:
-        data = json.loads(read_bounded_text(path, LARGEST_CONFIG))
+        data = parse_json(read_bounded_text(path, LARGEST_CONFIG))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (ValueError, RecursionError) as error:

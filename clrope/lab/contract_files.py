@@ -10,10 +10,13 @@ import msgspec
 
 from ..bounded_read import read_bounded
 from ..errors import ConfigError
+from ..strict_json import parse_json
 from .contract import Contract, ParameterValue
 from .contracts import cos_sin_tables
 
-_LARGEST_FILE = 1 << 20
+_LARGEST_FILE = 1 << 18
+#: Dots of a line of TOML: tomllib takes memory and time by the square of the parts of a key.
+_MOST_DOTS = 100
 
 
 class _Toml(msgspec.Struct, forbid_unknown_fields=True):
@@ -106,7 +109,7 @@ def contract_of_file(path: Path) -> tuple[Contract, Path | None]:
         data = read_bounded(path, _LARGEST_FILE)
         if path.suffix == ".toml":
             return _of_toml(msgspec.convert(parsed_toml(data), _Toml)), None
-        return _of_kernel_tuner(msgspec.json.decode(data, type=_KernelTuner), path)
+        return _of_kernel_tuner(msgspec.convert(parse_json(data), _KernelTuner), path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read as a contract ({error.strerror or error})") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -121,7 +124,11 @@ def parsed_toml(data: bytes) -> dict[str, Any]:
         import tomllib
     else:
         import tomli as tomllib
-    return tomllib.loads(data.decode())
+    text = data.decode()
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count(".") > _MOST_DOTS and not line.lstrip().startswith("#"):
+            raise ValueError(f"line {number} has more than {_MOST_DOTS} dots")
+    return tomllib.loads(text)
 
 
 def _of_toml(given: _Toml) -> Contract:
@@ -140,7 +147,14 @@ def _of_kernel_tuner(given: _KernelTuner, path: Path) -> tuple[Contract, Path | 
     spec = given.KernelSpecification
     if spec.Language.lower() != "opencl":
         raise ConfigError(f"{path}: Language: got {spec.Language!r}, 'OpenCL' is needed")
+    if spec.GlobalSizeType.upper() not in ("OPENCL", "CUDA"):
+        raise ConfigError(f"{path}: GlobalSizeType: got {spec.GlobalSizeType!r}, allowed are 'OpenCL', 'CUDA'")
     space = given.ConfigurationSpace
+    for kind, named in (("Arguments", spec.Arguments), ("TuningParameters", space.TuningParameters)):
+        names = [item.Name for item in named if item.Name]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConfigError(f"{path}: {kind}: {twice!r} is there twice")
     arguments = dict(cos_sin_tables.CONTRACT.arguments)
     for argument in spec.Arguments:
         if argument.Meaning:

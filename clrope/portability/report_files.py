@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import lzma
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +12,11 @@ from typing import Any
 
 import msgspec
 
-from ..benchmark.results import DEVICE_SCHEMA
+from ..benchmark.results import DEVICE_SCHEMA, samples_of, unpacked
 from ..benchmark.results import SCHEMA as BENCH_SCHEMA
 from ..bounded_read import read_bounded
 from ..errors import ConfigError
+from ..strict_json import parse_json
 from .file_shapes import BenchShape, FleetShape, TuneShape, VerifyShape
 
 VERIFY_SCHEMA = "clrope.verify/1"
@@ -25,7 +26,7 @@ TUNE_SCHEMA, OLD_TUNE_SCHEMA = "clrope.tune/2", "clrope.tune/1"
 TUNING_SCHEMA = "clrope.tuning/5"
 FLEET_SCHEMA = "clrope.fleet/1"
 SCHEMAS = (BENCH_SCHEMA, DEVICE_SCHEMA, VERIFY_SCHEMA, TUNE_SCHEMA, OLD_TUNE_SCHEMA, TUNING_SCHEMA, FLEET_SCHEMA)
-#: No file of the package is larger, nor what is in a compressed one.
+#: No file of the package is larger.
 LARGEST_FILE = 256 << 20
 
 
@@ -65,7 +66,10 @@ def read_files(names: Sequence[str]) -> ReportInput:
     alike = Counter(Path(name).name for name in unique)
     for name in unique:
         try:
-            _take(_loaded(Path(name)), Path(name), Path(name).name if alike[Path(name).name] == 1 else name, found)
+            origin = Path(name).name if alike[Path(name).name] == 1 else name
+            # Bytes of a name that are no text would be refused by the encoding of the page.
+            origin = os.fsencode(origin).decode("utf-8", "backslashreplace")
+            _take(_loaded(Path(name)), Path(name), origin, found)
         except ConfigError as error:
             found.unread.append(str(error))
     return found
@@ -78,9 +82,7 @@ def _take(data: Any, path: Path, origin: str, found: ReportInput) -> None:
     if schema == BENCH_SCHEMA:
         _take_benches([data], path, origin, found)
     elif schema == DEVICE_SCHEMA:
-        if not isinstance(data.get("samples"), str):
-            raise ConfigError(f"{path}: lacks samples, the name of the compressed results")
-        samples = path.parent / data["samples"]
+        samples = samples_of(data, path)
         results = _loaded(samples)
         if not isinstance(results, list):
             raise ConfigError(f"{samples}: got {type(results).__name__}, a list of results is needed")
@@ -137,22 +139,11 @@ def _loaded(path: Path) -> Any:
         data = read_bounded(path, LARGEST_FILE)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
-    kind, unpack = ("compressed results", _unpacked) if path.suffix == ".xz" else ("JSON", bytes)
+    kind, unpack = ("compressed results", unpacked) if path.suffix == ".xz" else ("JSON", bytes)
     try:
-        return json.loads(unpack(data), parse_constant=_no_number)
+        return parse_json(unpack(data), constants=False)
     except (lzma.LZMAError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: holds no {kind}: {error}") from error
-
-
-def _unpacked(data: bytes) -> bytes:
-    text = lzma.LZMADecompressor().decompress(data, LARGEST_FILE + 1)
-    if len(text) > LARGEST_FILE:
-        raise ValueError(f"unpacked it has more than {LARGEST_FILE} bytes")
-    return text
-
-
-def _no_number(text: str) -> Any:
-    raise ValueError(f"got {text}, numbers are finite")
 
 
 def _modern_bench(result: Any) -> Any:

@@ -15,6 +15,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+import msgspec
+
 from ..device.info import cpu_key
 from ..kernels.problem import Pairing
 from ..kernels.source import kernel_hash
@@ -116,13 +118,44 @@ def device_facts(device: DeviceInfo) -> dict[str, Any]:
     }  # fmt: skip
 
 
+class _Facts(msgspec.Struct):
+    """The facts of a device, as `device_facts` gives them."""
+
+    kind: str
+    platform: str
+    vendor: str
+    name: str
+    driver: str
+    float_width: int
+    arch: str
+
+
+class _Origin(msgspec.Struct):
+    """Where a record was made."""
+
+    device: str
+    cpu: str
+    facts: _Facts
+
+
 def read(path: str) -> list[tuple[dict[str, Any], str, TuningRecord]]:
     """Return (facts of the device, machine, record) for each sound record of a file; `ValueError` for another file."""
     entries = _store.read(Path(path))
     if not entries:
         raise ValueError(f"{path}: no records of {_store.tag}")
-    found = ((e, _record(e)) for e in entries.values())
-    return [(e["facts"], f"{e['cpu']}; {e['device']}", r) for e, r in found if r is not None and "facts" in e]
+    found = []
+    for entry in entries.values():
+        record, origin = _record(entry), _origin(entry)
+        if record is not None and origin is not None:
+            found.append((msgspec.to_builtins(origin.facts), f"{origin.cpu}; {origin.device}", record))
+    return found
+
+
+def _origin(entry: dict[str, Any]) -> _Origin | None:
+    try:
+        return msgspec.convert(entry, _Origin)
+    except msgspec.MsgspecError:
+        return None
 
 
 def _record(entry: dict[str, Any] | None) -> TuningRecord | None:

@@ -80,8 +80,7 @@ def case_seed(seed: int, index: int) -> int:
 
 def fuzz_suite(count: int, seed: int) -> Suite:
     """Return the suite of `count` random cases of a seed."""
-    seeds = [case_seed(seed, index) for index in range(count)]
-    return Suite("fuzz", lambda: map(FuzzLine, seeds), lambda: f"{count} random cases")
+    return Suite("fuzz", lambda: (FuzzLine(case_seed(seed, n)) for n in range(count)), lambda: f"{count} random cases")
 
 
 @dataclass(frozen=True)

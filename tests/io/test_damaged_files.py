@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,23 @@ def test_npz_made_to_fill_the_memory(tmp_path: Path) -> None:
     path.write_bytes(wrong)
     with pytest.raises(RopeError, match=f"entry '0' claims {1 << 31} bytes, compressed"):
         read_arrays(path)
+
+
+def test_headers_of_npz_are_read_up_to_a_length(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", b"\x93NUMPY\x02\x00" + struct.pack("<I", 1_000_000) + b"(" * 1_000_000)
+    with pytest.raises(RopeError, match="its header claims 1000000 bytes, at most 10000 are read"):
+        read_arrays(path)
+
+
+def test_names_that_no_zip_archive_holds(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    with pytest.raises(RopeError, match=r"the name of an array has 65532 bytes, at most 65531 fit in [.]npz"):
+        write_arrays(path, {"n" * 65532: np.ones(3)})
+    assert not path.exists()
+    write_arrays(path, {"n" * 65531: np.ones(3)})
+    assert list(read_arrays(path)) == ["n" * 65531]
 
 
 def test_gguf_files(tmp_path: Path, rng: np.random.Generator) -> None:

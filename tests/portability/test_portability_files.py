@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from made_up_files import fleet, small, spoil, tuning, verification
 
+from clrope.benchmark.results import LARGEST_RESULT
 from clrope.portability.page import page_text
 from clrope.portability.portability_report import make_report, markdown_text
-from clrope.portability.report_files import LARGEST_FILE, read_files
+from clrope.portability.report_files import read_files
 from clrope.portability.tried_variants import tried_keys
 
 ROOT = Path(__file__).parents[2]
@@ -110,7 +111,10 @@ FOREIGN = {
     "memory": ({"schema": "clrope.tuning/5", "entries": {"k": 1}}, "holds an entry without a record"),
     "fleet": (fleet(results=[small()]), "with a worker"),
     "fleet in a fleet": (fleet(results=[fleet() | {"worker": "w"}]), "with a worker"),
-    "summary": ({"schema": "clrope.bench.device/1"}, "lacks samples"),
+    "summary": (
+        {"schema": "clrope.bench.device/1"},
+        "samples: got None, the name of a file in the same folder is needed",
+    ),
     "summary of nothing": ({"schema": "clrope.bench.device/1", "samples": "none.json.xz"}, "cannot be read"),
 }
 
@@ -129,9 +133,9 @@ def test_a_damaged_or_foreign_file_is_refused_by_name(name, put):
 
 def test_a_file_that_is_too_large_is_not_unpacked(tmp_path):
     path = tmp_path / "large.json.xz"
-    path.write_bytes(lzma.compress(b" " * (LARGEST_FILE + 1), preset=0))
+    path.write_bytes(lzma.compress(b" " * (LARGEST_RESULT + 1), preset=0))
     (line,) = read_files([str(path)]).unread
-    assert line == f"{path}: holds no compressed results: unpacked it has more than {LARGEST_FILE} bytes"
+    assert line == f"{path}: holds no compressed results: more than {LARGEST_RESULT} bytes"
     path.write_bytes(b"no lzma")
     (line,) = read_files([str(path)]).unread
     assert "holds no compressed results" in line
@@ -194,3 +198,21 @@ def test_text_of_a_file_is_text_on_the_page(put):
     assert "<img" not in text
     assert "<b>.json" not in text
     assert 'onload="x' not in text
+
+
+def test_a_name_that_is_no_text_stands_on_the_page(put, tmp_path):
+    path = tmp_path / "r\udcff.json"
+    try:
+        path.write_bytes(Path(put("good.json", small())).read_bytes())
+    except OSError:
+        pytest.skip("this file system takes text only")
+    found = read_files([str(path)])
+    assert found.files == ["r\\xff.json"]
+    page_text(make_report(found)).encode()
+
+
+def test_half_a_character_is_refused(put):
+    data = small()
+    next(iter(data["devices"].values()))["name"] = "\ud800"
+    (line,) = read_files([put("bad.json", data)]).unread
+    assert line.endswith("holds no JSON: a text in it has half of a pair of surrogates, which is no character")

@@ -16,7 +16,10 @@ from ..contract_files import parsed_toml
 _LARGEST_FILE = 1 << 16
 _FOLDER = "machines"
 _BASE = "generic"
-_BYTES = re.compile(r"(\d+)\s*([KM]?)(?:i?B)?")
+_BYTES = re.compile(r"([0-9]{1,15})\s*(?:([KM])(?:i?B)?|B?)")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+_REAL = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
+_SIZES = ("ub", "align", "global_align", "burst", "vector_bytes")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20}
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
@@ -64,15 +67,18 @@ def machine(text: str) -> NpuMachine:
     if "=" in first:
         first, rest = _BASE, [first, *rest]
     values = _values_of(first)
+    given: dict[str, Any] = {}
     for part in rest:
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals or key not in NpuMachine.__struct_fields__ or key == "name":
             allowed = ", ".join(name for name in NpuMachine.__struct_fields__ if name != "name")
             raise ConfigError(f"npu: got {part!r}, allowed is KEY=VALUE with one of {allowed}")
-        values[key] = value
+        if key in given:
+            raise ConfigError(f"npu: got {part!r}, {key} is there twice")
+        given[key] = value if key in _SIZES else _number(value)
     if rest:
         values["name"] = f"{values.get('name', first)} with {', '.join(rest)}"
-    return _machine_of(values, f"npu: {text}")
+    return _machine_of(values | given, f"npu: {text}")
 
 
 def _values_of(name: str) -> dict[str, Any]:
@@ -95,27 +101,22 @@ def _values_of(name: str) -> dict[str, Any]:
 
 def _machine_of(values: dict[str, Any], where: str) -> NpuMachine:
     given = dict(values)
-    for key in ("ub", "align", "global_align", "burst", "vector_bytes"):
+    for key in _SIZES:
         if isinstance(given.get(key), str):
             match = _BYTES.fullmatch(given[key])
             if match is None:
                 raise ConfigError(
-                    f"{where}: {key}: got {given[key]!r}, a number of bytes such as 196608 or 192K is needed"
+                    f"{where}: {key}: got {given[key][:80]!r}, a number of bytes such as 196608 or 192K is needed"
                 )
-            given[key] = int(match[1]) * _UNITS[match[2]]
+            given[key] = int(match[1]) * _UNITS[match[2] or ""]
     try:
-        # Numbers behind KEY= are texts; those of a file are not.
-        return msgspec.convert({k: _number(v) if k != "name" else v for k, v in given.items()}, NpuMachine)
+        return msgspec.convert(given, NpuMachine)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: is no machine ({error})") from error
 
 
-def _number(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    for kind in (int, float):
-        try:
-            return kind(value)
-        except ValueError:
-            continue
-    return value
+def _number(text: str) -> Any:
+    """Return the number that stands behind KEY=; the text if it is none."""
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if _REAL.fullmatch(text) else text
