@@ -6,6 +6,7 @@ An `Operand` is such an array seen from this package: its layout, and either a N
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from .buffer_place import HOST, buffer_place
 from .errors import ConfigError, ShapeError, reading
 from .host_memory import empty
 from .layout import DTYPES, TensorView, dtype_name, parse_layout
@@ -29,6 +31,7 @@ class Operand:
     host:     NumPy array of the same memory (host kinds).
     array:    `pyopencl.array.Array` (kind 'opencl').
     layout:   the letters of the caller's axes.
+    twin:     another `pyopencl.array.Array` over the same elements, given as `out`: its events count, too.
     """
 
     original: Any
@@ -37,12 +40,21 @@ class Operand:
     layout: str
     host: npt.NDArray[Any] | None = None
     array: Any = None
+    twin: Any = None
 
     @cached_property
     def address(self) -> int:
         """Address of element [0, 0, 0, 0] in host memory."""
         assert self.host is not None
         return int(self.host.__array_interface__["data"][0])
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Memory that element [0, 0, 0, 0] is in, and its first byte there; see `buffer_place`."""
+        if self.kind != "opencl":
+            return HOST, self.address
+        space, start = buffer_place(self.array.base_data)
+        return space, start + self.view.offset * self.view.itemsize
 
 
 def is_opencl_array(x: object) -> bool:
@@ -116,13 +128,21 @@ def check_out(x: Operand, out: Operand) -> bool:
         raise ShapeError(
             f"out: elements share memory (strides {list(out.view.strides)}), each needs a place of its own"
         )
-    if out.view.size == 0 or not _may_share(x, out):
+    if out.view.size == 0:
         return False
-    if x.view.strides == out.view.strides and _start(x) == _start(out):
+    if x.view.strides == out.view.strides and x.place == out.place:
         return True
-    if _share(x, out):
+    if operands_overlap(x, out):
         raise ShapeError("out: overlaps x; allowed are x itself, the same view of its memory, or memory apart")
     return False
+
+
+def check_apart(inputs: Sequence[Operand], outputs: Sequence[Operand | None]) -> None:
+    """Raise `ShapeError` if an output shares a byte with another output, or with the input of another one."""
+    for i, a in enumerate(outputs):
+        for b in [*outputs[:i], *(o for j, o in enumerate(inputs) if j != i)]:
+            if a is not None and b is not None and operands_overlap(a, b):
+                raise ShapeError("out: an output overlaps another tensor of the same call")
 
 
 def _shape(x: Operand) -> list[int]:
@@ -134,28 +154,21 @@ def _kind_text(x: Operand) -> str:
     return "an OpenCL array" if x.kind == "opencl" else "host memory"
 
 
-def _start(x: Operand) -> int:
-    if x.kind == "opencl":
-        return x.view.offset * x.view.itemsize
-    return x.address
-
-
-def _may_share(x: Operand, out: Operand) -> bool:
-    if x.kind == "opencl":
-        return bool(x.array.base_data.int_ptr == out.array.base_data.int_ptr)
-    return True
-
-
-def _share(x: Operand, out: Operand) -> bool:
-    # Usually the ranges of the views are apart, and no copy has to be looked at.
-    (x0, x1), (y0, y1), item = x.view.span, out.view.span, x.view.itemsize
-    x_start, y_start = _start(x) - x.view.offset * item, _start(out) - out.view.offset * item
-    if x_start + x1 * item <= y_start + y0 * item or y_start + y1 * item <= x_start + x0 * item:
+def operands_overlap(a: Operand, b: Operand) -> bool:
+    """Whether two operands share a byte; where that is hard to find out, whether their ranges overlap."""
+    if not (a.view.size and b.view.size):
         return False
-    return shares_memory(
-        x.view.moved(_start(x) // x.view.itemsize - x.view.offset),
-        out.view.moved(_start(out) // out.view.itemsize - out.view.offset),
-    )
+    (space, x), (other, y) = a.place, b.place
+    if space != other:
+        return False
+    # Usually the ranges of the views are apart, and nothing else has to be looked at.
+    (x0, x1), (y0, y1), m, n = a.view.span, b.view.span, a.view.itemsize, b.view.itemsize
+    x, y = x - a.view.offset * m, y - b.view.offset * n
+    if x + x1 * m <= y + y0 * n or y + y1 * n <= x + x0 * m:
+        return False
+    if m != n or (x - y) % m:
+        return True
+    return shares_memory(a.view, b.view.moved((y - x) // m))
 
 
 def shares_memory(a: TensorView, b: TensorView) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import Operand, check_forward, check_out, empty_like, operand, shares_memory
+from .arrays import Operand, check_apart, check_forward, check_out, empty_like, operand
 from .config import RopeConfig
 from .device import DeviceInfo
 from .errors import ConfigError, DeviceError, ShapeError, reading
@@ -230,6 +230,9 @@ class Rope:
         described = self._describe(inputs, several, out, forward, layout)
         if described is None or isinstance(plan, EmptyPlan):
             return
+        outputs = described[1]
+        if plan.template.in_place != [b is a for a, b in zip(inputs, outputs, strict=True)]:
+            return  # in place by another array over the same memory, which the signature does not say
         key, _, _, state = described
         state.runtime.remember_call(key, plan.template)
 
@@ -357,7 +360,7 @@ class Rope:
         pairs = [PairLayout.of_config(config, max(2, o.view.shape[3])) for o in inputs]
         if not any(o.view.size for o in inputs):
             return EmptyPlan(made_outputs(inputs, outputs, None), several)
-        runtime, queue = self.target_of(inputs)
+        runtime, queue = self.target_of([*inputs, *(o for o in outputs if o is not None)])
         template = CallTemplate(
             runtime, list(zip(inputs, outputs, strict=True)), pairs, source, forward=check_forward(forward),
             several=several, variant=self.variant, transfer=transfer,
@@ -384,7 +387,8 @@ def made_outputs(
 def _same_memory(a: Any, b: Any) -> bool:
     if type(a) is int or type(b) is int:
         return type(a) is type(b) and a == b
-    return bool(a.base_data.int_ptr == b.base_data.int_ptr)
+    # Parts of one buffer are other objects than it: `CallTemplate.overlap` looks where they are.
+    return bool(a.base_data is b.base_data or a.base_data == b.base_data)
 
 
 def outputs_of(inputs: list[Operand], out: Any, single: bool, layout: str) -> list[Operand | None]:
@@ -404,33 +408,13 @@ def outputs_of(inputs: list[Operand], out: Any, single: bool, layout: str) -> li
         if check_out(o, target):
             # The same memory: the input stands for it, but what is returned is the caller's own object.
             o.original = candidate
+            if target.array is not o.array:
+                o.twin = target.array
             result.append(o)
         else:
             result.append(target)
-    for i, a in enumerate(result):
-        for b in [*result[:i], *(o for j, o in enumerate(inputs) if j != i)]:
-            if a is not None and b is not None and operands_overlap(a, b):
-                raise ShapeError("out: an output overlaps another tensor of the same call")
+    check_apart(inputs, result)
     return result
-
-
-def operands_overlap(a: Operand, b: Operand) -> bool:
-    """Whether two operands share a byte."""
-    if (a.kind == "opencl") != (b.kind == "opencl"):
-        return False
-    if a.kind == "opencl":
-        if a.array.base_data.int_ptr != b.array.base_data.int_ptr:
-            return False
-        if a.view.itemsize == b.view.itemsize:
-            return shares_memory(a.view, b.view)
-        spans = [(v.span[0] * v.itemsize, v.span[1] * v.itemsize) for v in (a.view, b.view)]
-        return spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1]
-    assert a.host is not None
-    assert b.host is not None
-    try:
-        return bool(np.shares_memory(a.host, b.host, max_work=100_000))  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:
-        return True
 
 
 def call_text(x: Any, positions: Any, config: RopeConfig, layout: str) -> str:

@@ -123,7 +123,9 @@ def rotate_plan(
     if not x_operand.view.size:
         return EmptyPlan(made_outputs([x_operand], outputs, None), False)
     with opencl_errors(str(device)):
-        runtime, queue = Rope(config, "auto" if device is None else device).target_of([x_operand])
+        runtime, queue = Rope(config, "auto" if device is None else device).target_of(
+            [x_operand, cosine, sine, *(o for o in outputs if o is not None)]
+        )
         key = template_key(
             "tables",
             [(x_operand, outputs[0])],

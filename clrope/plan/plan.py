@@ -8,7 +8,7 @@ from dataclasses import replace
 from os import getpid
 from typing import TYPE_CHECKING, Any
 
-from ..arrays import Operand, check_out, operand
+from ..arrays import Operand, check_apart, check_out, operand
 from ..errors import ShapeError
 from ..kernels.launch import LaunchSpec
 from ..kernels.variant import Variant
@@ -134,10 +134,14 @@ class Plan:
         before = self._before(waits)
         if self._template.all_on_device:
             bound.launch_on_arrays(queue, before, self._outputs)
+            for array, twin in self._twins:
+                array.events[:] = twin.events
             self._passed = None if before else [list(array.events) for array in self._inputs]
             return
         events = bound.enqueue(queue, before, self._operands)
         bound.leave_events(events, self._outputs)
+        for array, twin in self._twins:
+            array.events[:] = twin.events
         bound.finish(queue, events, self._operands)
 
     def _quick_on_host(self) -> Quick | None:
@@ -159,6 +163,8 @@ class Plan:
         """Return what runs on OpenCL arrays by one launch, where nothing has to be waited for."""
         bound, queue, pid = self._bound, self._queue, self._runtime.pid
         if not self._template.all_on_device or len(bound.launches) != 1 or bound.must_wait or not queue.in_order:
+            return None
+        if self._twins:
             return None
         move, enqueue = self._mover(), bound.launches[0].bound(queue.queue)
         inputs, outputs = self._inputs, self._outputs
@@ -219,8 +225,9 @@ class Plan:
         self._result = self.out
         #: The OpenCL arrays: outputs (None for a host array), and all that launches wait for.
         self._outputs = [out.original if out.kind == "opencl" else None for _, out in self._operands]
-        both = [o.array for x, out in self._operands for o in ((x,) if x is out else (x, out))]
+        both = [a for x, out in self._operands for a in ((x.array, x.twin) if x is out else (x.array, out.array))]
         self._arrays = [array for array in both if array is not None]
+        self._twins = [(x.array, x.twin) for x, out in self._operands if x is out and x.twin is not None]
         self._inputs = [x.array for x, out in self._operands if x is not out and x.array is not None]
 
     def _move(self, positions: Any) -> None:
@@ -252,6 +259,9 @@ class Plan:
             if not part.in_place and check_out(taken, out):
                 raise ShapeError("x: is the plan's own output, the plan was made to rotate out of place")
             operands.append((taken, taken if part.in_place else out))
+        check_apart([taken for taken, _ in operands], [out for _, out in operands])
+        if any(taken.array is not None and taken.array.context != self._runtime.context for taken, _ in operands):
+            raise ShapeError("x: the array lives in another OpenCL context than the plan")
         # Other addresses may be aligned otherwise, which other kernels may be right for.
         self._bind(template.for_operands(operands), operands, self._positions)
         self._bound.place(self._queue, self._source, self._positions)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..arrays import Operand, operand
+from ..buffer_place import HOST, buffer_place
 from ..errors import ShapeError
 from ..host_memory import SMALLEST_KEPT, empty
 from ..kernels.problem import BUFFER_ALIGNMENT, PairLayout
@@ -222,7 +223,11 @@ class CallTemplate:
             in_place = self.in_place[k // 2]
             if memory is None or (k % 2 and in_place):
                 continue
-            space, start = (0, memory) if type(memory) is int else (memory.base_data.int_ptr, memory.offset)
+            if type(memory) is int:
+                space, start = HOST, memory
+            else:
+                space, start = buffer_place(memory.base_data)
+                start += memory.offset
             spans.append((space, start + first, start + last, k % 2 == 1 or in_place))
         return any(
             (a[3] or b[3]) and a[0] == b[0] and a[1] < b[2] and b[1] < a[2]
