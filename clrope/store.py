@@ -7,6 +7,7 @@ be written is not remembered: a cache never makes a call fail.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -79,6 +80,8 @@ class Store(Generic[T]):
 
     def forget(self, prefix: str) -> None:
         """Drop every record whose key begins with `prefix`."""
+        if not any(key.startswith(prefix) for key in self._load()):
+            return
         self._change(lambda entries: {k: e for k, e in entries.items() if not k.startswith(prefix)})
 
     def _change(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -158,7 +161,10 @@ def locked(name: str, timeout: float = 10.0) -> Iterator[bool]:
     import filelock
 
     try:
-        lock = filelock.FileLock(str(cache_dir() / f"{name}.lock"), mode=0o600)
+        path = cache_dir() / f"{name}.lock"
+        # Where no file can be made although the folder says so (/proc), filelock takes that for another one's lock.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o600))
+        lock = filelock.FileLock(str(path), mode=0o600)
         lock.acquire(timeout=timeout)
     except (filelock.Timeout, OSError, NotImplementedError, RopeError):
         yield False

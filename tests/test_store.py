@@ -136,6 +136,15 @@ def test_a_full_disk_is_no_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -
         assert not held
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_no_lock_where_no_file_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The folder is there and root may write to it, so that a file that is absent looks like one being replaced.
+    monkeypatch.setattr(store, "cache_dir", lambda: Path("/proc/self/fd"))
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waits for a lock that nobody has"))
+    with store.locked("x") as held:
+        assert not held
+
+
 def test_entries_expire(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     THINGS.put("a", Thing(1), keep_s=100)
     assert THINGS.get("a") is not None

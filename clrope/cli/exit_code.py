@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import NoReturn
 
 from ..environ import variable
@@ -23,6 +25,11 @@ BY_SIGNAL = 128
 #: The reader of stdout is gone; as of a program that SIGPIPE ends.
 CLOSED_PIPE = 141
 
+#: Seconds after which a signal comes again that came in the middle of an import.
+_AGAIN_S = 0.05
+#: The module that calls the commands. What imports it is not their business.
+_COMMAND_LINE = "clrope.cli.main"
+
 
 class Interrupted(BaseException):
     """A signal that ends the command. Not a `KeyboardInterrupt`, which typer ends in its own way."""
@@ -35,13 +42,27 @@ class Interrupted(BaseException):
 def catch_signals() -> None:
     """Make Ctrl-C, SIGTERM and SIGHUP raise `Interrupted`; what the caller ignores stays ignored."""
 
-    def interrupt(number: int, _: object) -> NoReturn:
-        raise Interrupted(number)
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if not _importing(frame):
+            raise Interrupted(number)
+        # Extension modules abort the process where their import fails: the signal comes again a little later.
+        again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
 
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
         if number and signal.getsignal(number) in (signal.default_int_handler, leave, signal.SIG_DFL):
             signal.signal(number, interrupt)
+
+
+def _importing(frame: FrameType | None) -> bool:
+    """Whether a frame is part of an import that a command makes."""
+    while frame is not None and frame.f_globals.get("__name__") != _COMMAND_LINE:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager
@@ -63,6 +84,8 @@ def ending() -> Iterator[None]:
         raise SystemExit(CLOSED_PIPE) from error
     except RopeError as error:
         _end(str(error), WRONG if isinstance(error, BuildError) else UNUSABLE, error)
+    except MemoryError as error:
+        _end("not enough memory (CLROPE_TRACEBACK=1 shows where)", UNUSABLE, error)
     except Exception as error:
         if isinstance(error, OSError):
             _discard_output()

@@ -37,6 +37,7 @@ def set_up_streams() -> None:
 
     Python itself writes UTF-8 in the locale C. Warnings become one line each.
     """
+    _open_closed_streams()
     codecs.register_error("clrope", _in_ascii)
     ascii_only = locale.nl_langinfo(locale.CODESET) in ("ANSI_X3.4-1968", "US-ASCII", "ASCII", "646")
     for name in ("stdout", "stderr"):
@@ -47,6 +48,16 @@ def set_up_streams() -> None:
         elif isinstance(stream, TextIOWrapper):
             stream.reconfigure(encoding="ascii" if ascii_only else None, errors="clrope")
     warnings.showwarning = _print_warning
+
+
+def _open_closed_streams() -> None:
+    """Let streams that the caller closed lead nowhere: the next file would get their number, and what drivers print."""
+    if os.name == "posix":
+        opened = os.open(os.devnull, os.O_RDWR)
+        while opened <= 2:
+            os.set_inheritable(opened, True)
+            opened = os.open(os.devnull, os.O_RDWR)
+        os.close(opened)
 
 
 def _print_warning(message: Warning | str, *_: object, **__: object) -> None:

@@ -11,7 +11,7 @@ from .child import ChildResult, available
 from .child import run as run_child
 from .health import FAILURE_KEPT_S
 from .icd import Icd, LoaderPlan
-from .info import Kind
+from .info import Kind, limits_key
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,18 @@ def enumerate_devices(plan: LoaderPlan, *, refresh: bool = False) -> tuple[Loade
     if not available():
         return plan, Enumeration()  # no way to be careful
     key = plan.fingerprint()
-    known = None if refresh else _STORE.get(key)
+    failure_key = f"{key} {limits_key()}"
+    known = None if refresh else _STORE.get(failure_key) or _STORE.get(key)
     if known is None:
         whole = _ask(plan)
         if whole.outcome == "unavailable":
             return plan, Enumeration()
         known = _find_out(plan, whole)
-        _STORE.put(key, known, keep_s=FAILURE_KEPT_S if known.broken or known.unloaded else None)
+        if known.broken or known.unloaded:
+            _STORE.put(failure_key, known, keep_s=FAILURE_KEPT_S)
+        else:
+            _STORE.forget(failure_key)
+            _STORE.put(key, known)
     if plan.controlled:
         plan = plan.without({b.icd for b in known.broken})
     return plan, known

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..store import Store
 from .child import run as run_child
-from .info import Cause, Health, cpu_key
+from .info import Cause, Health, cpu_key, limits_key
 from .probe import BASIC, COPY_SOURCE, source
 
 #: Seconds after which a failed device is probed again: the failure may be temporary (no memory, a busy machine).
@@ -50,8 +50,12 @@ def health_key(device_id: list[str], version: str, platform_version: str, driver
 
 
 def remembered(key: str) -> Health | None:
-    """Return what is remembered under the key."""
-    return _STORE.get(key)
+    """Return what is remembered under the key: a failure of processes with the same limits, or else a success."""
+    return _STORE.get(_failure_key(key)) or _STORE.get(key)
+
+
+def _failure_key(key: str) -> str:
+    return f"{key} {limits_key()}"
 
 
 def examine(
@@ -77,5 +81,9 @@ def examine(
         health = failure(result.answer["cause"], result.answer["reason"])
     else:
         health = failure(result.outcome, result.reason)
-    _STORE.put(key, health, keep_s=None if health.ok else FAILURE_KEPT_S)
+    if health.ok:
+        _STORE.forget(_failure_key(key))
+        _STORE.put(key, health)
+    else:
+        _STORE.put(_failure_key(key), health, keep_s=FAILURE_KEPT_S)
     return health

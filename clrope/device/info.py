@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -209,6 +210,17 @@ def cpu_key() -> str:
     fields = cpu_fields()
     flags = hashlib.sha256(fields.get("flags", fields.get("Features", "")).encode()).hexdigest()[:12]
     return f"{cpu_model()} {fields.get('cpu family', '')}/{fields.get('model', '')} {flags}"
+
+
+def limits_key() -> str:
+    """Return this process's limits of resources, under which a driver may fail that works in another process."""
+    if sys.platform == "win32":
+        return ""
+    import resource
+
+    names = ("AS", "DATA", "STACK", "NOFILE", "NPROC", "FSIZE", "MEMLOCK", "CPU")
+    limits = ((name, getattr(resource, f"RLIMIT_{name}", None)) for name in names)
+    return " ".join(f"{name}={resource.getrlimit(number)[0]}" for name, number in limits if number is not None)
 
 
 def cpu_fields() -> dict[str, str]:

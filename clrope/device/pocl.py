@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from ..cache_folder import subfolder
 from ..store import Store
 from .child import run as run_child
-from .info import cpu_fields, cpu_key, text
+from .info import cpu_fields, cpu_key, limits_key, text
 from .procmem import read_pointers, read_text
 
 if TYPE_CHECKING:
@@ -192,7 +192,8 @@ def decide_cpu(
     if given.lower() == "off":
         return Decision("", "the repair is turned off by CLROPE_POCL_CPU=off")
     key = " | ".join([cpu_key(), platform_version, given, os.environ.get(SIMULATE_VARIABLE, "")])
-    known = None if refresh else _STORE.get(key)
+    failure_key = f"{key} | {limits_key()}"
+    known = None if refresh else _STORE.get(failure_key) or _STORE.get(key)
     if known is not None:
         return known
 
@@ -205,7 +206,7 @@ def decide_cpu(
     if answer["cause"] in ("", "unavailable", "hidden"):
         # It works, or fails in another way, which the probe of the device will report.
         if answer["cause"] != "unavailable":
-            _STORE.put(key, Decision("", ""), keep_s=3600)
+            _STORE.put(failure_key, Decision("", ""), keep_s=3600)
         return Decision("", "")
     unknown = FAILURE in answer["reason"]
     problem = "does not know this CPU" if unknown else "takes this CPU for an older one, with narrower vectors"
@@ -214,9 +215,10 @@ def decide_cpu(
         answer = trial(name)
         if not answer["cause"]:
             decision = Decision(name, f"PoCL's LLVM {problem}; {name!r} was tried and works")
+            _STORE.forget(failure_key)
             _STORE.put(key, decision)
             return decision
         failed.append(f"{name}: {answer['reason']}")
     decision = Decision("", f"none of the CPU names tried works ({'; '.join(failed)})")
-    _STORE.put(key, decision, keep_s=3600)
+    _STORE.put(failure_key, decision, keep_s=3600)
     return decision

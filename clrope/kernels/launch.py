@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..cache_folder import warn_once
 from ..errors import ShapeError
 from .source import kernel_source
 
@@ -96,6 +97,27 @@ class LaunchSpec:
         return kernel_source(self.file) if self.source is None else self.source
 
 
+def make_kernel(program: pyopencl.Program, name: str) -> pyopencl.Kernel:
+    """Return a new kernel object.
+
+    PyOpenCL looks in a database of the user's for how to call it. One that cannot be used counts as absent, with one
+    warning, for the rest of the process.
+    """
+    import pyopencl as cl
+
+    try:
+        return cl.Kernel(program, name)
+    except (cl.Error, MemoryError):
+        raise
+    except Exception as error:  # of the file system, of SQLite, of unpickling
+        if getattr(cl, "_PYOPENCL_NO_CACHE", True):
+            raise
+        cl._PYOPENCL_NO_CACHE = True
+        reason = getattr(error, "strerror", None) or error
+        warn_once(f"PyOpenCL's cache of the user cannot be used and counts as absent: {reason}")
+        return cl.Kernel(program, name)
+
+
 class Launch:
     """A kernel object of its own (setting arguments is not thread-safe) with the constant arguments set."""
 
@@ -103,7 +125,7 @@ class Launch:
         import pyopencl as cl
 
         self.spec = spec
-        self.kernel = cl.Kernel(program, spec.function)
+        self.kernel = make_kernel(program, spec.function)
         self._enqueue = cl.enqueue_nd_range_kernel
         self._index: dict[str, list[int]] = {}
         for k, (name, _) in enumerate(spec.arguments):

@@ -9,6 +9,8 @@ import os
 import pty
 import signal
 import struct
+import subprocess
+import sys
 import termios
 import time
 from collections.abc import Callable
@@ -360,6 +362,39 @@ def test_output_that_cannot_be_written(process: Call) -> None:
 def test_closed_streams(process: Call) -> None:
     # As Python has it after `>&- 2>&-`.
     assert process("devices", code=MAIN.format("import sys; sys.stdout = sys.stderr = None")).returncode == 0
+
+
+def test_a_file_gets_no_number_of_a_closed_stream(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "from clrope.cli.output import set_up_streams\n"
+        "set_up_streams()\n"
+        "file = open(sys.argv[1], 'wb')\n"
+        "[os.write(number, b'printed by a driver') for number in (1, 2)]\n"
+        "file.write(b'data')\n"
+        "assert os.read(0, 1) == b''"
+    )
+    path = tmp_path / "file"
+    words = ["/bin/sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', sys.executable, "-c", code, str(path)]
+    assert subprocess.run(words, cwd=ROOT, check=False).returncode == 0
+    assert path.read_bytes() == b"data"
+
+
+def test_too_little_memory_ends_in_one_line(process: Call) -> None:
+    done = process("devices", code=replaced("devices", "(_ for _ in ()).throw(MemoryError())"))
+    assert done.returncode == 2
+    assert done.stderr == "clrope: not enough memory (CLROPE_TRACEBACK=1 shows where)\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
+def test_a_signal_waits_for_the_end_of_an_import(number: signal.Signals, process: Call, tmp_path: Path) -> None:
+    # As while PyOpenCL is imported, whose C++ aborts the process if its import raises an exception.
+    (tmp_path / "extension.py").write_text(f"import os\nos.kill(os.getpid(), {int(number)})\nprint('imported')\n")
+    code = replaced("devices", "(__import__('extension'), __import__('time').sleep(600))")
+    done = process("devices", code=f"import sys; sys.path.append({str(tmp_path)!r})\n{code}")
+    assert done.stdout == "imported\n"
+    assert done.returncode == 128 + number
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.one_in(3)

@@ -49,6 +49,39 @@ def ending(monkeypatch: pytest.MonkeyPatch, text: str, stage: str = "running the
     return child.run({"job": "probe"})
 
 
+def test_a_failure_holds_for_processes_with_the_same_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLROPE_CACHE_DIR", str(tmp_path / "cache"))
+    answers = {
+        "small": child.ChildResult("crash", reason="no memory"),
+        "large": child.ChildResult("ok", {"cause": "", "copy_gbs": 1.0}),
+    }
+    limits, jobs = "small", []
+
+    def answer(*_: Any) -> child.ChildResult:
+        jobs.append(limits)
+        return answers[limits]
+
+    monkeypatch.setattr(health, "run_child", answer)
+    monkeypatch.setattr(health, "limits_key", lambda: limits)
+
+    def healthy(refresh: bool = False) -> bool:
+        return health.examine("key", ["a", "b", "c"], 0, {}, "", refresh=refresh).ok
+
+    assert [healthy(), healthy()] == [False, False]
+    limits = "large"
+    assert health.remembered("key") is None
+    assert [healthy(), healthy()] == [True, True]
+    assert jobs == ["small", "large"]
+    limits = "small"
+    assert [healthy(), healthy(refresh=True)] == [False, False]
+    limits = "large"
+    assert healthy()
+    answers["large"] = answers["small"]
+    assert [healthy(refresh=True), healthy()] == [False, False]
+    answers["large"] = child.ChildResult("ok", {"cause": "", "copy_gbs": 1.0})
+    assert [healthy(refresh=True), healthy()] == [True, True]
+
+
 def test_a_crash_is_reported_by_its_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     result = ending(monkeypatch, "os.kill(os.getpid(), 11)")
     assert result.outcome == "crash"
