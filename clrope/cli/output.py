@@ -148,6 +148,18 @@ def check_places(outputs: Mapping[str, str | Path | None], inputs: Iterable[str 
             raise RopeError(f"{path}: cannot be written ({why or 'no permission'})")
 
 
+def check_folders(folders: Iterable[str | Path | None]) -> None:
+    """Raise `RopeError` before any work if a folder of outputs cannot be made or written to; None is none."""
+    for given in folders:
+        if given is None:
+            continue
+        path = Path(given).absolute()
+        there = next(place for place in (path, *path.parents) if os.path.lexists(place))
+        why = "" if os.path.isdir(there) else f"{there} is no folder"
+        if why or not os.access(there, os.W_OK):
+            raise RopeError(f"{given}: cannot be written ({why or 'no permission'})")
+
+
 def _same_file(path: Path, other: Path) -> bool:
     """Whether two names stand for one file, also for one that will be made; devices such as /dev/null are no files."""
     if os.path.exists(path) and not os.path.isfile(path):

@@ -17,7 +17,7 @@ from ..select.defaults import default_for
 from ..select.records import TOLERANCE, TuningKey, TuningRecord, TuningReport
 from .exit_code import UNUSABLE, WRONG
 from .options import AsJson, Devices, Quiet, Seed, Types, checked_types, flag, value
-from .output import bytes_text, print_json, print_table, progress_bar
+from .output import bytes_text, check_folders, print_json, print_table, progress_bar
 
 
 def tune_devices(
@@ -53,6 +53,7 @@ def tune_devices(
     The column 'default' is the share of the winner's speed that the default variant has. Default storage types: f32,
     f16, bf16, f64. Exit code 2 if a device cannot be used, 1 if nothing was found for a device.
     """
+    check_folders([t4])
     for name, given in (("--contract", contract), ("--workload", workload), ("--seed", seed)):
         if given is not None and kernel is None:
             raise ConfigError(f"{name}: given without --kernel")
