@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
@@ -22,8 +22,14 @@ from .cache_folder import cache_dir, warn_once, write_atomically
 from .environ import variable
 from .errors import RopeError
 
+if TYPE_CHECKING:
+    import filelock
+
 #: Bytes of a file; those of a dozen devices have a few millions.
 _LARGEST_FILE = 64 << 20
+#: Seconds between two signs of life of a lock's holder, and without one until others go on.
+_BEAT_S = 0.5
+_SILENCE_S = 5.0
 
 T = TypeVar("T")
 
@@ -156,8 +162,11 @@ class Snapshot(Generic[T]):
 
 
 @contextlib.contextmanager
-def locked(name: str, timeout: float = 10.0) -> Iterator[bool]:
-    """Hold the lock `name` of the cache directory; yields False, not held, where it could not be had in time."""
+def locked(name: str, timeout: float = 3.0, *, beating: bool = False) -> Iterator[bool]:
+    """Hold the lock `name` of the cache directory; yields False, not held, where it could not be had in time.
+
+    timeout: seconds. beating: for what takes long. The holder shows that it goes on; others wait only as long as that.
+    """
     import filelock
 
     try:
@@ -165,11 +174,61 @@ def locked(name: str, timeout: float = 10.0) -> Iterator[bool]:
         # Where no file can be made although the folder says so (/proc), filelock takes that for another one's lock.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o600))
         lock = filelock.FileLock(str(path), mode=0o600)
-        lock.acquire(timeout=timeout)
+        if beating:
+            _acquire_from_living(lock, path, timeout)
+        else:
+            lock.acquire(timeout=timeout)
     except (filelock.Timeout, OSError, NotImplementedError, RopeError):
         yield False
         return
     try:
-        yield True
+        with _beating(path) if beating else contextlib.nullcontext():
+            yield True
     finally:
         lock.release()
+
+
+def _acquire_from_living(lock: filelock.BaseFileLock, path: Path, timeout: float) -> None:
+    """Acquire a lock; raise `filelock.Timeout` after `timeout`, or once its file was not touched for `_SILENCE_S`.
+
+    A holder may be stopped (Ctrl-Z, a debugger, a container that is paused) and keep the lock for ever.
+    """
+    import filelock
+
+    begin = heard = time.monotonic()
+    touched = _touched(path)
+    while True:
+        try:
+            lock.acquire(timeout=_BEAT_S)
+            return
+        except filelock.Timeout:
+            now, before, touched = time.monotonic(), touched, _touched(path)
+            heard = now if touched != before else heard
+            if now - begin > timeout or now - heard > _SILENCE_S:
+                raise
+
+
+@contextlib.contextmanager
+def _beating(path: Path) -> Iterator[None]:
+    """Touch a file all the time, from a thread."""
+    end = threading.Event()
+
+    def beat() -> None:
+        with contextlib.suppress(OSError):  # the cache was deleted
+            os.utime(path)
+            while not end.wait(_BEAT_S):
+                os.utime(path)
+
+    with contextlib.suppress(RuntimeError):  # no thread can be started: others do not wait long
+        threading.Thread(target=beat, daemon=True).start()
+    try:
+        yield
+    finally:
+        end.set()
+
+
+def _touched(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0

@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import filelock
 import pytest
 
 from clrope import cache_folder, store
@@ -199,3 +200,49 @@ def test_a_snapshot_is_read_once_and_its_version_tells(cache: Path, monkeypatch:
     monkeypatch.setenv("CLROPE_CACHE_DIR", str(cache.parent / "another"))
     assert snapshot.records() == {}
     assert snapshot.version != before
+
+
+def test_a_stopped_holder_of_a_lock_does_not_stop_others(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(store, "_BEAT_S", 0.05)
+    with filelock.FileLock(str(cache / "x.lock")), store.locked("x", timeout=1e9, beating=True) as held:  # for ever
+        assert not held
+
+
+def test_others_wait_for_a_holder_that_goes_on(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_BEAT_S", 0.01)
+    begun, waiting, done = threading.Event(), threading.Event(), []
+    monkeypatch.setattr(store, "_touched", lambda path: waiting.set() or time.monotonic_ns())
+
+    def hold() -> None:
+        with store.locked("x", beating=True) as held:
+            assert held
+            begun.set()
+            waiting.wait()
+            done.append(True)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    begun.wait()
+    with store.locked("x", timeout=1e9, beating=True) as held:
+        assert held
+        assert done
+    thread.join()
+
+
+def test_the_holder_of_a_lock_shows_that_it_goes_on(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_BEAT_S", 0.01)
+    with store.locked("x", beating=True):
+        for _ in range(3):
+            os.utime(cache / "x.lock", (0, 0))
+            while not (cache / "x.lock").stat().st_mtime:  # for ever, if nothing touches it
+                time.sleep(0.01)
+
+
+def test_a_lock_is_held_where_no_thread_can_be_started(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with store.locked("x", beating=True) as held:
+        assert held

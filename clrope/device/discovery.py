@@ -70,7 +70,7 @@ class Discovery:
             self.check_fork()
             if self._found is None or refresh:
                 # One process at a time probes; the others wait, then read its results.
-                with locked("discovery", timeout=300.0):
+                with locked("discovery", timeout=300.0, beating=True):
                     self._found = _discover(self._found, refresh)
             return list(self._found.devices)
 
