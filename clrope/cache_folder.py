@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import os
 import shutil
@@ -27,6 +28,8 @@ _LAST_RESORT = "/dev/shm"
 #: What temporary folders begin with, and the seconds after which a new one is locked and a new file has its name.
 _PREFIX = "clrope-process-"
 _NEW_S = 60.0
+#: Errors that every file of a directory meets.
+_FULL = (errno.ENOSPC, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 def cache_dir() -> Path:
@@ -194,6 +197,15 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def warn_not_remembered(what: str, error: OSError | RopeError) -> None:
+    """Warn that something could not be written; once for all of the directory where nothing can be."""
+    reason = getattr(error, "strerror", None) or error
+    if getattr(error, "errno", None) not in _FULL:
+        warn_once(f"{what} is not remembered: {reason}")
+    elif not _make(folder := _wanted_dir()):  # `cache_dir` has warned of one that is not used
+        warn_once(f"nothing new is remembered in {folder}: {reason}")
 
 
 @functools.cache

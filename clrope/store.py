@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from .bounded_read import read_bounded
-from .cache_folder import cache_dir, warn_once, write_atomically
+from .cache_folder import cache_dir, warn_not_remembered, warn_once, write_atomically
 from .environ import variable
 from .errors import RopeError
 
@@ -97,7 +97,7 @@ class Store(Generic[T]):
                 data = msgspec.json.encode(_Contents(self.tag, dict(entries)))
                 write_atomically(self.path, msgspec.json.format(data, indent=1).decode())
             except (OSError, RopeError) as error:
-                warn_once(f"{self.name}.json is not remembered: {getattr(error, 'strerror', None) or error}")
+                warn_not_remembered(f"{self.name}.json", error)
 
     @property
     def tag(self) -> str:

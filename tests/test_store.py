@@ -121,10 +121,10 @@ def test_a_full_disk_is_no_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -
     THINGS.put("a", Thing(1))
     monkeypatch.setattr(os, "replace", full)
     with pytest.warns(CacheWarning) as warned:
-        [THINGS.put(key, Thing(2)) for key in "bc"]
-    assert [str(w.message) for w in warned] == ["things.json is not remembered: No space left on device"]
+        [kept.put(key, Thing(2)) for key in "bc" for kept in (THINGS, Store("others", Thing))]
+    assert [str(w.message) for w in warned] == [f"nothing new is remembered in {cache}: No space left on device"]
     assert THINGS.read() == {"a": Thing(1)}
-    assert sorted(p.name for p in cache.iterdir()) == ["things.json", "things.lock"]
+    assert sorted(p.name for p in cache.iterdir()) == ["others.lock", "things.json", "things.lock"]
     monkeypatch.setattr(tempfile, "mkdtemp", full)
     monkeypatch.setattr(tempfile, "mkstemp", full)
     monkeypatch.setattr(cache_folder.Path, "mkdir", full)
