@@ -48,7 +48,10 @@ def cache_dir() -> Path:
 def _wanted_dir() -> Path:
     given = os.environ.get("CLROPE_CACHE_DIR")
     if given:
-        return Path(os.path.abspath(os.path.expanduser(given)))  # leaves the name of an unknown user as it is
+        wanted = os.path.expanduser(given)  # leaves the name of an unknown user as it is
+        with contextlib.suppress(OSError):  # relative to a folder that was deleted
+            wanted = os.path.abspath(wanted)
+        return Path(wanted)
     import platformdirs  # here, because importing this package must stay cheap
 
     return Path(platformdirs.user_cache_dir("clrope", appauthor=False))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..errors import ConfigError, RopeError
+from ..output_file import write_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -122,10 +123,7 @@ def write_text(where: str, text: str) -> None:
     if where == "-":
         print(text, end="")
         return
-    try:
-        Path(where).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RopeError(f"{where}: cannot be written ({error.strerror or error})") from error
+    write_file(where, text)
 
 
 def check_places(outputs: Mapping[str, str | Path | None], inputs: Iterable[str | Path] = ()) -> None:
@@ -142,7 +140,7 @@ def check_places(outputs: Mapping[str, str | Path | None], inputs: Iterable[str 
             if _same_file(path, other):
                 raise ConfigError(f"{option}: got {str(given)!r}, {what}; another place is needed")
         taken.append((path, f"the place of {option}"))
-        folder = path.absolute().parent
+        folder = _resolved(path).parent
         why = "it is a folder" if os.path.isdir(path) else "" if os.path.isdir(folder) else "its folder is missing"
         if why or not os.access(path if os.path.exists(path) else folder, os.W_OK):
             raise RopeError(f"{path}: cannot be written ({why or 'no permission'})")
@@ -154,7 +152,14 @@ def _same_file(path: Path, other: Path) -> bool:
         return False
     if os.path.isfile(path) and os.path.isfile(other):
         return os.path.samefile(path, other)
-    return os.path.realpath(path) == os.path.realpath(other)
+    return _resolved(path) == _resolved(other)
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return Path(os.path.realpath(path))
+    except OSError:  # relative to a folder that is gone
+        return Path("/nowhere") / path
 
 
 def progress_bar(quiet: bool, drawn_by_thread: bool = False) -> Progress:

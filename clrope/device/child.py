@@ -93,7 +93,7 @@ def run(
     limit = time_limit() if limit is None else limit
     changed = {**os.environ, "PYTHONWARNINGS": "ignore", "PYOPENCL_NO_CACHE": "1", **(env or {})}
     environment = {name: value for name, value in changed.items() if value is not None}
-    packages = "\n".join(path or os.getcwd() for path in sys.path)
+    packages = "\n".join(_search_path())
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", _BOOT, packages, module],
@@ -147,6 +147,14 @@ def run(
     else:
         return ChildResult("ok", answer, "", stage, output, entries)
     return ChildResult(outcome, {}, reason, stage, output, entries)
+
+
+def _search_path() -> list[str]:
+    """Return `sys.path` with a name for the current directory; without it where that was deleted."""
+    with contextlib.suppress(OSError):
+        here = os.getcwd()
+        return [path or here for path in sys.path]
+    return [path for path in sys.path if path]
 
 
 def _wait_and_hear(
