@@ -55,6 +55,7 @@ def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         with open(temporary, "xb") as file:
             _lock(file)
             write(file)
+            file.flush()  # before the old file goes: the disk may be full
             if before:
                 os.chmod(temporary, stat.S_IMODE(before.st_mode))
             if os.name == "nt":

@@ -58,6 +58,13 @@ def test_a_full_disk_leaves_the_old_file(step: str, tmp_path: Path, monkeypatch:
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a", "old")]
 
 
+def test_the_old_file_goes_when_the_new_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = []
+    monkeypatch.setattr(os, "replace", lambda new, old: lengths.append(os.stat(new).st_size))
+    write_file(tmp_path / "a", "short")
+    assert lengths == [5]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="modes and links are POSIX")
 def test_mode_and_link_stay(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("old")
