@@ -177,7 +177,7 @@ def _remove_old(folder: Path) -> None:
     for old in folder.parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             status = old.lstat()
-            if status.st_uid != os.geteuid() or status.st_mtime > time.time() - _NEW_S:
+            if status.st_uid != os.geteuid() or not _is_old(status):
                 continue
             lock = _lock(old)
             if lock is not None:
@@ -185,11 +185,16 @@ def _remove_old(folder: Path) -> None:
                 _unlock(lock)
 
 
+def _is_old(status: os.stat_result) -> bool:
+    """Whether a file is older than `_NEW_S`, or from a time to come: the clock was set back."""
+    return abs(time.time() - status.st_mtime) > _NEW_S
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file, mode 600, so that a reader sees either the old one or the whole new one."""
     for old in path.parent.glob(".new-*"):  # of a process that was killed
         with contextlib.suppress(OSError):
-            if old.lstat().st_mtime < time.time() - _NEW_S:
+            if _is_old(old.lstat()):
                 old.unlink()
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     try:

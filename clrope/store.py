@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Bytes of a file; those of a dozen devices have a few millions.
 _LARGEST_FILE = 64 << 20
+#: Seconds by which another machine's clock may be ahead.
+_AHEAD_S = 60.0
 #: Seconds between two signs of life of a lock's holder, and without one until others go on.
 _BEAT_S = 0.5
 _SILENCE_S = 5.0
@@ -120,7 +122,8 @@ class Store(Generic[T]):
     def _record(self, data: Any) -> T | None:
         try:
             entry = msgspec.convert(data, _Entry)
-            if entry.expires is None or time.time() <= entry.expires:
+            # One from a time to come would be kept as long as the clock was set back.
+            if entry.expires is None or entry.written - _AHEAD_S <= time.time() <= entry.expires:
                 return msgspec.convert(entry.record, self.kind)
         # msgspec up to 0.20: its errors are no ValueErrors, and an integer beyond float64 is a SystemError.
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, SystemError):

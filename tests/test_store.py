@@ -154,6 +154,16 @@ def test_entries_expire(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert THINGS.get("a") is None
 
 
+def test_entries_expire_where_the_clock_was_set_back(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    THINGS.put("a", Thing(1), keep_s=100)
+    THINGS.put("b", Thing(2))
+    now = time.time()
+    monkeypatch.setattr(store.time, "time", lambda: now - 30)
+    assert THINGS.read() == {"a": Thing(1), "b": Thing(2)}
+    monkeypatch.setattr(store.time, "time", lambda: now - 1e6)
+    assert THINGS.read() == {"b": Thing(2)}
+
+
 def test_the_file_does_not_grow_without_end(cache: Path) -> None:
     for i in range(THINGS.most + 3):
         THINGS.put(str(i), Thing(i))
