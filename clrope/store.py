@@ -175,7 +175,11 @@ def locked(name: str, timeout: float = 3.0, *, beating: bool = False) -> Iterato
     try:
         path = cache_dir() / f"{name}.lock"
         # Where no file can be made although the folder says so (/proc), filelock takes that for another one's lock.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o600))
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o600)
+        try:
+            _check_locks(handle)
+        finally:
+            os.close(handle)
         lock = filelock.FileLock(str(path), mode=0o600)
         if beating:
             _acquire_from_living(lock, path, timeout)
@@ -189,6 +193,16 @@ def locked(name: str, timeout: float = 3.0, *, beating: bool = False) -> Iterato
             yield True
     finally:
         lock.release()
+
+
+def _check_locks(handle: int) -> None:
+    """Raise `OSError` on a file system without locks, where filelock would wait as for another one's."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    with contextlib.suppress(BlockingIOError, PermissionError, InterruptedError):
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def _acquire_from_living(lock: filelock.BaseFileLock, path: Path, timeout: float) -> None:

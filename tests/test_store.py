@@ -146,6 +146,22 @@ def test_no_lock_where_no_file_can_be_made(monkeypatch: pytest.MonkeyPatch) -> N
         assert not held
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="locks are POSIX")
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EIO])
+def test_no_lock_on_a_file_system_without_them(number: int, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waits for a lock that nobody has"))
+    with store.locked("x") as held:
+        assert not held
+    THINGS.put("a", Thing(1))
+    assert THINGS.get("a") == Thing(1)
+
+
 def test_entries_expire(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     THINGS.put("a", Thing(1), keep_s=100)
     assert THINGS.get("a") is not None
