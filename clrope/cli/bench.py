@@ -16,7 +16,7 @@ from ..device.select import ALIASES
 from ..errors import ConfigError, DeviceError
 from .exit_code import WRONG
 from .options import Devices, JsonFile, Quiet, Scheduler, Seed, Types, checked_types, flag, healthy_devices, value
-from .output import bytes_text, check_places, print_fields, print_table, write_text
+from .output import bytes_text, check_folders, check_places, print_fields, print_table, write_text
 from .report_command import print_tables
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ def bench(
 
         check_folder(artifact)
     check_places({"--json": json_file, "--html": html}, kernel or ())
+    check_folders(t4, artifact)
     devices = healthy_devices(device)
     if unfinished is not None:
         devices = unfinished.devices_of(devices, device)

@@ -146,6 +146,22 @@ def check_places(outputs: Mapping[str, str | Path | None], inputs: Iterable[str 
             raise RopeError(f"{path}: cannot be written ({why or 'no permission'})")
 
 
+def check_folders(*folders: str | None) -> None:
+    """Raise `RopeError` before any work if files cannot be made in a folder, which may be absent; None is none."""
+    for folder in folders:
+        if folder is None:
+            continue
+        place = Path(folder)
+        try:
+            place = Path(os.path.realpath(place))
+        except OSError as error:  # relative to a folder that is gone
+            raise RopeError(f"{folder}: cannot be written ({error.strerror or error})") from error
+        there = next(path for path in (place, *place.parents) if os.path.lexists(path))
+        if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
+            why = "no permission" if os.path.isdir(there) else f"{there} is no folder"
+            raise RopeError(f"{folder}: cannot be written ({why})")
+
+
 def _same_file(path: Path, other: Path) -> bool:
     """Whether two names stand for one file, also for one that will be made; devices such as /dev/null are no files."""
     if os.path.exists(path) and not os.path.isfile(path):

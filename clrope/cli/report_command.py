@@ -13,7 +13,7 @@ import typer
 from ..errors import ConfigError
 from .exit_code import UNUSABLE, WRONG
 from .options import AsJson, Quiet, value
-from .output import check_places, print_fields, print_json, print_table, write_text
+from .output import check_folders, check_places, print_fields, print_json, print_table, write_text
 
 if TYPE_CHECKING:
     from ..portability.report_files import ReportInput
@@ -79,6 +79,7 @@ def report(
     if csv is not None and (csv.endswith("/") or os.path.isdir(csv)):
         folders.add("--csv")
     check_places({option: place for option, place in places.items() if option not in folders}, files)
+    check_folders(figures, p3, csv if "--csv" in folders else None)
     found = read_files(files)
     for line in found.unread:
         print(f"clrope: not read: {line}", file=sys.stderr)

@@ -17,7 +17,7 @@ from ..select.defaults import default_for
 from ..select.records import TOLERANCE, TuningKey, TuningRecord, TuningReport
 from .exit_code import UNUSABLE, WRONG
 from .options import AsJson, Devices, Quiet, Seed, Types, checked_types, flag, value
-from .output import bytes_text, print_json, print_table, progress_bar
+from .output import bytes_text, check_folders, print_json, print_table, progress_bar
 
 
 def tune_devices(
@@ -56,6 +56,7 @@ def tune_devices(
     for name, given in (("--contract", contract), ("--workload", workload), ("--seed", seed)):
         if given is not None and kernel is None:
             raise ConfigError(f"{name}: given without --kernel")
+    check_folders(t4)
     if kernel is not None:
         for name, other in (("--show", show), ("--details", details), ("--parameters", parameters), ("--type", types),
                             ("--schema", schema), ("--write-defaults", write_defaults), ("FILE", files)):  # fmt: skip
