@@ -116,15 +116,23 @@ def test_no_part_of_a_new_kernel_stays(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a current directory can be removed")
-@pytest.mark.parametrize("words", [["config", "llama-3-8b", "--plot", "p.svg"], ["verify", "--json", "v.json"]])
-def test_a_current_directory_that_was_deleted(words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["config", "llama-3-8b", "--plot", "p.svg"], "its folder is missing"),
+        (["verify", "--json", "v.json"], "its folder is missing"),
+        (["tune", "--t4", "t4"], "the current directory is missing"),
+        (["report", "r.json", "--figures", "f"], "the current directory is missing"),
+    ],
+)
+def test_a_current_directory_that_was_deleted(words: list[str], why: str, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     code = f"import os, sys; os.rmdir({str(gone)!r}); sys.path[:0] = ['', {str(PACKAGE.parent)!r}]\n"
     code += f"sys.argv = ['clrope', *{words!r}]\nfrom clrope.__main__ import main\nmain()\n"
     done = subprocess.run([sys.executable, "-c", code], cwd=gone, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == f"clrope: {words[-1]}: cannot be written (its folder is missing)\n"
+    assert done.stderr == f"clrope: {words[-1]}: cannot be written ({why})\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a current directory can be removed")

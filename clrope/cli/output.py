@@ -141,7 +141,8 @@ def check_places(outputs: Mapping[str, str | Path | None], inputs: Iterable[str 
                 raise ConfigError(f"{option}: got {str(given)!r}, {what}; another place is needed")
         taken.append((path, f"the place of {option}"))
         folder = _resolved(path).parent
-        why = "it is a folder" if os.path.isdir(path) else "" if os.path.isdir(folder) else "its folder is missing"
+        there = folder.is_absolute() and os.path.isdir(folder)
+        why = "it is a folder" if os.path.isdir(path) else "" if there else "its folder is missing"
         if why or not os.access(path if os.path.exists(path) else folder, os.W_OK):
             raise RopeError(f"{path}: cannot be written ({why or 'no permission'})")
 
@@ -151,14 +152,15 @@ def check_folders(*folders: str | None) -> None:
     for folder in folders:
         if folder is None:
             continue
-        place = Path(folder)
-        try:
-            place = Path(os.path.realpath(place))
-        except OSError as error:  # relative to a folder that is gone
-            raise RopeError(f"{folder}: cannot be written ({error.strerror or error})") from error
-        there = next(path for path in (place, *place.parents) if os.path.lexists(path))
-        if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
-            why = "no permission" if os.path.isdir(there) else f"{there} is no folder"
+        place = _resolved(Path(folder))
+        there = next((path for path in (place, *place.parents) if os.path.lexists(path)), Path())
+        if not there.is_absolute():
+            why = "the current directory is missing"
+        elif not os.path.isdir(there):
+            why = f"{there} is no folder"
+        else:
+            why = "" if os.access(there, os.W_OK | os.X_OK) else "no permission"
+        if why:
             raise RopeError(f"{folder}: cannot be written ({why})")
 
 
@@ -172,10 +174,11 @@ def _same_file(path: Path, other: Path) -> bool:
 
 
 def _resolved(path: Path) -> Path:
+    """Return the name without links; without any folder where it is relative to one that was deleted."""
     try:
         return Path(os.path.realpath(path))
-    except OSError:  # relative to a folder that is gone
-        return Path("/nowhere") / path
+    except OSError:
+        return path
 
 
 def progress_bar(quiet: bool, drawn_by_thread: bool = False) -> Progress:
