@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import os
 import shutil
@@ -27,6 +28,8 @@ _LAST_RESORT = "/dev/shm"
 #: What temporary folders begin with, and the seconds after which a new one is locked and a new file has its name.
 _PREFIX = "clrope-process-"
 _NEW_S = 60.0
+#: Errors that every file of a directory meets.
+_FULL = (errno.ENOSPC, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 def cache_dir() -> Path:
@@ -45,7 +48,10 @@ def cache_dir() -> Path:
 def _wanted_dir() -> Path:
     given = os.environ.get("CLROPE_CACHE_DIR")
     if given:
-        return Path(os.path.abspath(os.path.expanduser(given)))  # leaves the name of an unknown user as it is
+        wanted = os.path.expanduser(given)  # leaves the name of an unknown user as it is
+        with contextlib.suppress(OSError):  # relative to a folder that was deleted
+            wanted = os.path.abspath(wanted)
+        return Path(wanted)
     import platformdirs  # here, because importing this package must stay cheap
 
     return Path(platformdirs.user_cache_dir("clrope", appauthor=False))
@@ -171,7 +177,7 @@ def _remove_old(folder: Path) -> None:
     for old in folder.parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             status = old.lstat()
-            if status.st_uid != os.geteuid() or status.st_mtime > time.time() - _NEW_S:
+            if status.st_uid != os.geteuid() or not _is_old(status):
                 continue
             lock = _lock(old)
             if lock is not None:
@@ -179,11 +185,16 @@ def _remove_old(folder: Path) -> None:
                 _unlock(lock)
 
 
+def _is_old(status: os.stat_result) -> bool:
+    """Whether a file is older than `_NEW_S`, or from a time to come: the clock was set back."""
+    return abs(time.time() - status.st_mtime) > _NEW_S
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file, mode 600, so that a reader sees either the old one or the whole new one."""
     for old in path.parent.glob(".new-*"):  # of a process that was killed
         with contextlib.suppress(OSError):
-            if old.lstat().st_mtime < time.time() - _NEW_S:
+            if _is_old(old.lstat()):
                 old.unlink()
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     try:
@@ -194,6 +205,15 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def warn_not_remembered(what: str, error: OSError | RopeError) -> None:
+    """Warn that something could not be written; once for all of the directory where nothing can be."""
+    reason = getattr(error, "strerror", None) or error
+    if getattr(error, "errno", None) not in _FULL:
+        warn_once(f"{what} is not remembered: {reason}")
+    elif not _make(folder := _wanted_dir()):  # `cache_dir` has warned of one that is not used
+        warn_once(f"nothing new is remembered in {folder}: {reason}")
 
 
 @functools.cache

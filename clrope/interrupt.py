@@ -8,8 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import suppress
-from typing import NoReturn
+
+# No other module: a Ctrl-C while it is imported would be a traceback. Type checkers take the name for true.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 #: What the script `clrope` imports.
 _ENTRY = "clrope.__main__"
@@ -17,9 +20,10 @@ _ENTRY = "clrope.__main__"
 
 def leave(number: int, _: object) -> NoReturn:
     """End the process at once, as a signal handler: nothing has been started or written that needs an end."""
-    with suppress(OSError):
+    try:
         os.write(2, b"clrope: interrupted\n")
-    os._exit(128 + number)
+    finally:
+        os._exit(128 + number)
 
 
 def leave_if_command() -> None:
@@ -28,8 +32,10 @@ def leave_if_command() -> None:
     Only in a process that is the command line, and where Ctrl-C is not ignored.
     """
     if _is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        with suppress(ValueError):  # another thread than the main one
+        try:  # noqa: SIM105 - see above
             signal.signal(signal.SIGINT, leave)
+        except ValueError:  # another thread than the main one
+            pass
 
 
 def _is_command() -> bool:

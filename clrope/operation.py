@@ -14,6 +14,7 @@ import numpy.typing as npt
 from .arrays import Operand, check_apart, check_forward, check_out, empty_like, operand
 from .config import RopeConfig
 from .device import DeviceInfo
+from .device.discovery import check_fork
 from .errors import ConfigError, DeviceError, ShapeError, reading
 from .kernels.kernel import Kernel
 from .kernels.problem import PairLayout
@@ -300,6 +301,7 @@ class Rope:
         """Return the queue that host arrays are rotated on, chosen at the first use."""
         own = self._own
         if own is None:
+            check_fork()
             with self._lock:
                 if self._own is None:
                     runtime = runtime_for(self._selector)

@@ -13,17 +13,25 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
 from .bounded_read import read_bounded
-from .cache_folder import cache_dir, warn_once, write_atomically
+from .cache_folder import cache_dir, warn_not_remembered, warn_once, write_atomically
 from .environ import variable
 from .errors import RopeError
 
+if TYPE_CHECKING:
+    import filelock
+
 #: Bytes of a file; those of a dozen devices have a few millions.
 _LARGEST_FILE = 64 << 20
+#: Seconds by which another machine's clock may be ahead.
+_AHEAD_S = 60.0
+#: Seconds between two signs of life of a lock's holder, and without one until others go on.
+_BEAT_S = 0.5
+_SILENCE_S = 5.0
 
 T = TypeVar("T")
 
@@ -91,7 +99,7 @@ class Store(Generic[T]):
                 data = msgspec.json.encode(_Contents(self.tag, dict(entries)))
                 write_atomically(self.path, msgspec.json.format(data, indent=1).decode())
             except (OSError, RopeError) as error:
-                warn_once(f"{self.name}.json is not remembered: {getattr(error, 'strerror', None) or error}")
+                warn_not_remembered(f"{self.name}.json", error)
 
     @property
     def tag(self) -> str:
@@ -114,7 +122,8 @@ class Store(Generic[T]):
     def _record(self, data: Any) -> T | None:
         try:
             entry = msgspec.convert(data, _Entry)
-            if entry.expires is None or time.time() <= entry.expires:
+            # One from a time to come would be kept as long as the clock was set back.
+            if entry.expires is None or entry.written - _AHEAD_S <= time.time() <= entry.expires:
                 return msgspec.convert(entry.record, self.kind)
         # msgspec up to 0.20: its errors are no ValueErrors, and an integer beyond float64 is a SystemError.
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, SystemError):
@@ -156,20 +165,87 @@ class Snapshot(Generic[T]):
 
 
 @contextlib.contextmanager
-def locked(name: str, timeout: float = 10.0) -> Iterator[bool]:
-    """Hold the lock `name` of the cache directory; yields False, not held, where it could not be had in time."""
+def locked(name: str, timeout: float = 3.0, *, beating: bool = False) -> Iterator[bool]:
+    """Hold the lock `name` of the cache directory; yields False, not held, where it could not be had in time.
+
+    timeout: seconds. beating: for what takes long. The holder shows that it goes on; others wait only as long as that.
+    """
     import filelock
 
     try:
         path = cache_dir() / f"{name}.lock"
         # Where no file can be made although the folder says so (/proc), filelock takes that for another one's lock.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o600))
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0), 0o600)
+        try:
+            _check_locks(handle)
+        finally:
+            os.close(handle)
         lock = filelock.FileLock(str(path), mode=0o600)
-        lock.acquire(timeout=timeout)
+        if beating:
+            _acquire_from_living(lock, path, timeout)
+        else:
+            lock.acquire(timeout=timeout)
     except (filelock.Timeout, OSError, NotImplementedError, RopeError):
         yield False
         return
     try:
-        yield True
+        with _beating(path) if beating else contextlib.nullcontext():
+            yield True
     finally:
         lock.release()
+
+
+def _check_locks(handle: int) -> None:
+    """Raise `OSError` on a file system without locks, where filelock would wait as for another one's."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    with contextlib.suppress(BlockingIOError, PermissionError, InterruptedError):
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def _acquire_from_living(lock: filelock.BaseFileLock, path: Path, timeout: float) -> None:
+    """Acquire a lock; raise `filelock.Timeout` after `timeout`, or once its file was not touched for `_SILENCE_S`.
+
+    A holder may be stopped (Ctrl-Z, a debugger, a container that is paused) and keep the lock for ever.
+    """
+    import filelock
+
+    begin = heard = time.monotonic()
+    touched = _touched(path)
+    while True:
+        try:
+            lock.acquire(timeout=_BEAT_S)
+            return
+        except filelock.Timeout:
+            now, before, touched = time.monotonic(), touched, _touched(path)
+            heard = now if touched != before else heard
+            if now - begin > timeout or now - heard > _SILENCE_S:
+                raise
+
+
+@contextlib.contextmanager
+def _beating(path: Path) -> Iterator[None]:
+    """Touch a file all the time, from a thread."""
+    end = threading.Event()
+
+    def beat() -> None:
+        with contextlib.suppress(OSError):  # the cache was deleted
+            os.utime(path)
+            while not end.wait(_BEAT_S):
+                os.utime(path)
+
+    with contextlib.suppress(RuntimeError):  # no thread can be started: others do not wait long
+        threading.Thread(target=beat, daemon=True).start()
+    try:
+        yield
+    finally:
+        end.set()
+
+
+def _touched(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0

@@ -145,11 +145,12 @@ def test_the_temporary_folder_of_a_living_process_stays(tmp_path: Path, monkeypa
             assert not folder.exists()
 
 
-def test_files_of_killed_writers_go(tmp_path: Path) -> None:
+@pytest.mark.parametrize("written", [0.0, 1e11])  # the clock may have been set back
+def test_files_of_killed_writers_go(written: float, tmp_path: Path) -> None:
     left, new = tmp_path / ".new-left", tmp_path / ".new-new"
     for path in (left, new):
         path.write_text("half")
-    os.utime(left, (0, 0))
+    os.utime(left, (written, written))
     write_atomically(tmp_path / "things.json", "whole")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".new-new", "things.json"]
 

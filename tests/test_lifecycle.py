@@ -122,6 +122,15 @@ CHILDREN = {
         "use = Use()\npid = os.fork()\nif not pid:\n    os._exit(5)\n"
         "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5; use.check()"
     ),
+    "fork while another thread starts OpenCL": (
+        "import importlib\nstarting = importlib.import_module('clrope.device.discovery')\n"
+        "plan, begun, go = starting.make_plan, threading.Event(), threading.Event()\n"
+        "starting.make_plan = lambda: begun.set() or go.wait() and plan()\n"
+        "thread = threading.Thread(target=lambda: Use().check()); thread.start(); begun.wait()\n"
+        "pid = os.fork()\nif not pid:\n    try:\n        Use()\n    except clrope.DeviceError:\n        os._exit(5)\n"
+        "    os._exit(6)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5; go.set(); thread.join()"
+    ),
     "fork that ends as usual": (
         "use = Use()\npid = os.fork()\nif not pid:\n    sys.exit(5)\n"
         "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5; use.check()"

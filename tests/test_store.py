@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import filelock
 import pytest
 
 from clrope import cache_folder, store
@@ -120,10 +121,10 @@ def test_a_full_disk_is_no_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -
     THINGS.put("a", Thing(1))
     monkeypatch.setattr(os, "replace", full)
     with pytest.warns(CacheWarning) as warned:
-        [THINGS.put(key, Thing(2)) for key in "bc"]
-    assert [str(w.message) for w in warned] == ["things.json is not remembered: No space left on device"]
+        [kept.put(key, Thing(2)) for key in "bc" for kept in (THINGS, Store("others", Thing))]
+    assert [str(w.message) for w in warned] == [f"nothing new is remembered in {cache}: No space left on device"]
     assert THINGS.read() == {"a": Thing(1)}
-    assert sorted(p.name for p in cache.iterdir()) == ["things.json", "things.lock"]
+    assert sorted(p.name for p in cache.iterdir()) == ["others.lock", "things.json", "things.lock"]
     monkeypatch.setattr(tempfile, "mkdtemp", full)
     monkeypatch.setattr(tempfile, "mkstemp", full)
     monkeypatch.setattr(cache_folder.Path, "mkdir", full)
@@ -145,12 +146,38 @@ def test_no_lock_where_no_file_can_be_made(monkeypatch: pytest.MonkeyPatch) -> N
         assert not held
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="locks are POSIX")
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EIO])
+def test_no_lock_on_a_file_system_without_them(number: int, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waits for a lock that nobody has"))
+    with store.locked("x") as held:
+        assert not held
+    THINGS.put("a", Thing(1))
+    assert THINGS.get("a") == Thing(1)
+
+
 def test_entries_expire(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     THINGS.put("a", Thing(1), keep_s=100)
     assert THINGS.get("a") is not None
     now = time.time()
     monkeypatch.setattr(store.time, "time", lambda: now + 101)
     assert THINGS.get("a") is None
+
+
+def test_entries_expire_where_the_clock_was_set_back(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    THINGS.put("a", Thing(1), keep_s=100)
+    THINGS.put("b", Thing(2))
+    now = time.time()
+    monkeypatch.setattr(store.time, "time", lambda: now - 30)
+    assert THINGS.read() == {"a": Thing(1), "b": Thing(2)}
+    monkeypatch.setattr(store.time, "time", lambda: now - 1e6)
+    assert THINGS.read() == {"b": Thing(2)}
 
 
 def test_the_file_does_not_grow_without_end(cache: Path) -> None:
@@ -199,3 +226,49 @@ def test_a_snapshot_is_read_once_and_its_version_tells(cache: Path, monkeypatch:
     monkeypatch.setenv("CLROPE_CACHE_DIR", str(cache.parent / "another"))
     assert snapshot.records() == {}
     assert snapshot.version != before
+
+
+def test_a_stopped_holder_of_a_lock_does_not_stop_others(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(store, "_BEAT_S", 0.05)
+    with filelock.FileLock(str(cache / "x.lock")), store.locked("x", timeout=1e9, beating=True) as held:  # for ever
+        assert not held
+
+
+def test_others_wait_for_a_holder_that_goes_on(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_BEAT_S", 0.01)
+    begun, waiting, done = threading.Event(), threading.Event(), []
+    monkeypatch.setattr(store, "_touched", lambda path: waiting.set() or time.monotonic_ns())
+
+    def hold() -> None:
+        with store.locked("x", beating=True) as held:
+            assert held
+            begun.set()
+            waiting.wait()
+            done.append(True)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    begun.wait()
+    with store.locked("x", timeout=1e9, beating=True) as held:
+        assert held
+        assert done
+    thread.join()
+
+
+def test_the_holder_of_a_lock_shows_that_it_goes_on(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_BEAT_S", 0.01)
+    with store.locked("x", beating=True):
+        for _ in range(3):
+            os.utime(cache / "x.lock", (0, 0))
+            while not (cache / "x.lock").stat().st_mtime:  # for ever, if nothing touches it
+                time.sleep(0.01)
+
+
+def test_a_lock_is_held_where_no_thread_can_be_started(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with store.locked("x", beating=True) as held:
+        assert held

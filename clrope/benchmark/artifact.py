@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, RopeError
+from ..output_file import write_file
 from .closing import closing_lines
 from .report import heading, tables
 from .results import text_of
@@ -62,7 +63,7 @@ def write_artifact(
         for name, data in files.items():
             path = Path(folder) / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+            write_file(path, data)
             made.append(path)
         (Path(folder) / "run.sh").chmod(0o755)
     except OSError as error:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, RopeError
+from ..output_file import write_file
 from .peers import peers as all_peers
 from .results import WorkloadRecord, records
 from .samples import middle
@@ -84,9 +86,11 @@ def draw(results: Sequence[dict[str, Any]], where: str | Path) -> None:
     axes.legend(fontsize=9, ncols=-(-entries // 2), frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.07))
     axes.spines[["top", "right", "left"]].set_visible(False)
     figure.tight_layout()
+    drawn = io.BytesIO()
     try:
-        figure.savefig(where)
-    except (OSError, ValueError) as error:
+        figure.savefig(drawn, format=Path(where).suffix[1:] or None)
+    except ValueError as error:
         raise RopeError(f"{where}: cannot be written ({error})") from error
     finally:
         pyplot.close(figure)
+    write_file(where, drawn.getvalue())

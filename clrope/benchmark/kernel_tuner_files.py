@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import RopeError
+from ..output_file import write_file
 from .environment import describe, environment
 from .results import WorkloadRecord, records
 from .workloads import WORKLOADS
@@ -217,7 +218,7 @@ def write_t4(problems: Sequence[TriedProblem], metadata: dict[str, Any], folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
             path = Path(folder) / name
-            path.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            write_file(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
             made.append(path)
     except OSError as error:
         raise RopeError(f"{error.filename or folder}: cannot be written ({error.strerror or error})") from error

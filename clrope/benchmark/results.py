@@ -12,7 +12,8 @@ from statistics import median
 from typing import Any
 
 from ..bounded_read import read_bounded
-from ..errors import ConfigError, RopeError
+from ..errors import ConfigError
+from ..output_file import write_file
 from ..strict_json import parse_json
 from .samples import by_round, paired
 
@@ -32,10 +33,7 @@ def schema() -> dict[str, Any]:
 
 def write(result: dict[str, Any], where: str | Path) -> None:
     """Write a result file, one entry a line; raise `RopeError` if that fails."""
-    try:
-        Path(where).write_text(text_of(result), encoding="utf-8")
-    except OSError as error:
-        raise RopeError(f"{where}: cannot be written ({error.strerror or error})") from error
+    write_file(where, text_of(result))
 
 
 def text_of(result: dict[str, Any]) -> str:

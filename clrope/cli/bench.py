@@ -128,8 +128,8 @@ def bench(
         from ..benchmark.artifact import check_folder
 
         check_folder(artifact)
-    check_folders((t4, artifact))
     check_places({"--json": json_file, "--html": html}, kernel or ())
+    check_folders(t4, artifact)
     devices = healthy_devices(device)
     if unfinished is not None:
         devices = unfinished.devices_of(devices, device)
@@ -220,18 +220,14 @@ def _measured(run: BenchRun, chosen: Sequence[Workload], json_file: str | None, 
             _tell_what_is_kept(run, json_file, in_steps)
         raise
     if json_file is not None:
-        _keep(run.result(), json_file, in_steps)
+        _keep(run.result(), json_file)
 
 
-def _keep(result: dict[str, Any], where: str, whole: bool = True) -> None:
-    """Write the file of a result. whole: as a new file that takes the place of the old one."""
+def _keep(result: dict[str, Any], where: str) -> None:
+    """Write the file of a result."""
     from ..benchmark.results import text_of
-    from ..io.files import replace_file
 
-    if whole:
-        replace_file(Path(where), lambda file: file.writelines([text_of(result).encode()]))
-    else:
-        write_text(where, text_of(result))
+    write_text(where, text_of(result))
 
 
 def _tell_what_is_kept(run: BenchRun, json_file: str | None, in_steps: bool) -> None:
@@ -242,7 +238,7 @@ def _tell_what_is_kept(run: BenchRun, json_file: str | None, in_steps: bool) -> 
         print(f"clrope: {text}", file=sys.stderr)
         return
     if json_file is not None and not in_steps:
-        _keep(result, json_file, whole=False)
+        _keep(result, json_file)
     if json_file != "-":
         print_tables([result])
         print()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..errors import ConfigError, RopeError
+from ..output_file import write_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -122,10 +123,7 @@ def write_text(where: str, text: str) -> None:
     if where == "-":
         print(text, end="")
         return
-    try:
-        Path(where).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RopeError(f"{where}: cannot be written ({error.strerror or error})") from error
+    write_file(where, text)
 
 
 def check_places(outputs: Mapping[str, str | Path | None], inputs: Iterable[str | Path] = ()) -> None:
@@ -142,22 +140,28 @@ def check_places(outputs: Mapping[str, str | Path | None], inputs: Iterable[str 
             if _same_file(path, other):
                 raise ConfigError(f"{option}: got {str(given)!r}, {what}; another place is needed")
         taken.append((path, f"the place of {option}"))
-        folder = path.absolute().parent
-        why = "it is a folder" if os.path.isdir(path) else "" if os.path.isdir(folder) else "its folder is missing"
+        folder = _resolved(path).parent
+        there = folder.is_absolute() and os.path.isdir(folder)
+        why = "it is a folder" if os.path.isdir(path) else "" if there else "its folder is missing"
         if why or not os.access(path if os.path.exists(path) else folder, os.W_OK):
             raise RopeError(f"{path}: cannot be written ({why or 'no permission'})")
 
 
-def check_folders(folders: Iterable[str | Path | None]) -> None:
-    """Raise `RopeError` before any work if a folder of outputs cannot be made or written to; None is none."""
-    for given in folders:
-        if given is None:
+def check_folders(*folders: str | None) -> None:
+    """Raise `RopeError` before any work if files cannot be made in a folder, which may be absent; None is none."""
+    for folder in folders:
+        if folder is None:
             continue
-        path = Path(given).absolute()
-        there = next(place for place in (path, *path.parents) if os.path.lexists(place))
-        why = "" if os.path.isdir(there) else f"{there} is no folder"
-        if why or not os.access(there, os.W_OK):
-            raise RopeError(f"{given}: cannot be written ({why or 'no permission'})")
+        place = _resolved(Path(folder))
+        there = next((path for path in (place, *place.parents) if os.path.lexists(path)), Path())
+        if not there.is_absolute():
+            why = "the current directory is missing"
+        elif not os.path.isdir(there):
+            why = f"{there} is no folder"
+        else:
+            why = "" if os.access(there, os.W_OK | os.X_OK) else "no permission"
+        if why:
+            raise RopeError(f"{folder}: cannot be written ({why})")
 
 
 def _same_file(path: Path, other: Path) -> bool:
@@ -166,7 +170,15 @@ def _same_file(path: Path, other: Path) -> bool:
         return False
     if os.path.isfile(path) and os.path.isfile(other):
         return os.path.samefile(path, other)
-    return os.path.realpath(path) == os.path.realpath(other)
+    return _resolved(path) == _resolved(other)
+
+
+def _resolved(path: Path) -> Path:
+    """Return the name without links; without any folder where it is relative to one that was deleted."""
+    try:
+        return Path(os.path.realpath(path))
+    except OSError:
+        return path
 
 
 def progress_bar(quiet: bool, drawn_by_thread: bool = False) -> Progress:

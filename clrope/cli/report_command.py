@@ -79,7 +79,7 @@ def report(
     if csv is not None and (csv.endswith("/") or os.path.isdir(csv)):
         folders.add("--csv")
     check_places({option: place for option, place in places.items() if option not in folders}, files)
-    check_folders(places[option] for option in folders)
+    check_folders(figures, p3, csv if "--csv" in folders else None)
     found = read_files(files)
     for line in found.unread:
         print(f"clrope: not read: {line}", file=sys.stderr)

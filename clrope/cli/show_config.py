@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 import os
 from pathlib import Path
@@ -14,6 +15,7 @@ from ..angles import magnitude_of
 from ..config import RopeConfig
 from ..errors import ConfigError, RopeError, naming_file
 from ..io.json_object import read_json_object
+from ..output_file import write_file
 from .config_options import parse_mode_flag
 from .options import AsJson, LayerType, Mode, Quiet, SeqLen, value
 from .output import check_places, print_fields, print_json, print_table
@@ -130,7 +132,9 @@ def _draw(file: Path, rows: list[PairRow], title: str) -> None:
     axes.set_title(title, parse_math=False)
     axes.grid(True, which="both", alpha=0.3)
     axes.legend()
+    drawn = io.BytesIO()
     try:
-        figure.savefig(file)
-    except (OSError, ValueError) as error:
+        figure.savefig(drawn, format=file.suffix[1:] or None)
+    except ValueError as error:
         raise RopeError(f"{file}: cannot be drawn ({error})") from error
+    write_file(file, drawn.getvalue())

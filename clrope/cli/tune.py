@@ -53,10 +53,10 @@ def tune_devices(
     The column 'default' is the share of the winner's speed that the default variant has. Default storage types: f32,
     f16, bf16, f64. Exit code 2 if a device cannot be used, 1 if nothing was found for a device.
     """
-    check_folders([t4])
     for name, given in (("--contract", contract), ("--workload", workload), ("--seed", seed)):
         if given is not None and kernel is None:
             raise ConfigError(f"{name}: given without --kernel")
+    check_folders(t4)
     if kernel is not None:
         for name, other in (("--show", show), ("--details", details), ("--parameters", parameters), ("--type", types),
                             ("--schema", schema), ("--write-defaults", write_defaults), ("FILE", files)):  # fmt: skip

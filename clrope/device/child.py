@@ -23,8 +23,19 @@ Outcome = Literal["ok", "crash", "timeout", "error", "unavailable"]
 #: Writes one entry, given by keywords, to the results.
 Write = Callable[..., None]
 
-#: The child gets its parent's sys.path before it imports anything, so that it finds the same packages.
-_BOOT = "import importlib, sys; sys.path[:] = sys.argv[1].split('\\n'); importlib.import_module(sys.argv[2]).main()"
+#: Before its imports, which take seconds on a loaded machine, the child asks Linux to end it with its parent, and gets
+#: its parent's sys.path, so that it finds the same packages.
+_BOOT = """
+import importlib, sys
+sys.path[:] = sys.argv[1].split("\\n")
+if sys.platform == "linux":
+    try:
+        import ctypes
+        ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+    except (ImportError, OSError, AttributeError):
+        pass
+importlib.import_module(sys.argv[2]).main()
+"""
 #: Bytes kept of what a child prints.
 _OUTPUT = 4000
 #: What the child is doing before any driver is loaded.
@@ -82,7 +93,7 @@ def run(
     limit = time_limit() if limit is None else limit
     changed = {**os.environ, "PYTHONWARNINGS": "ignore", "PYOPENCL_NO_CACHE": "1", **(env or {})}
     environment = {name: value for name, value in changed.items() if value is not None}
-    packages = "\n".join(path or os.getcwd() for path in sys.path)
+    packages = "\n".join(_search_path())
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", _BOOT, packages, module],
@@ -138,6 +149,14 @@ def run(
     return ChildResult(outcome, {}, reason, stage, output, entries)
 
 
+def _search_path() -> list[str]:
+    """Return `sys.path` with a name for the current directory; without it where that was deleted."""
+    with contextlib.suppress(OSError):
+        here = os.getcwd()
+        return [path or here for path in sys.path]
+    return [path for path in sys.path if path]
+
+
 def _wait_and_hear(
     process: subprocess.Popen[bytes],
     results: bytearray,
@@ -187,11 +206,10 @@ def serve(work: Callable[[dict[str, Any], Write], dict[str, Any]]) -> NoReturn:
 
 
 def _end_with_parent(stdin: IO[bytes]) -> None:
-    """End this process when its parent ends: by the kernel on Linux, and by a thread that sees the end of stdin."""
-    if sys.platform == "linux":
-        import ctypes
+    """End this process, and its helpers, when its parent ends: by a thread that sees the end of stdin.
 
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    A driver that holds the GIL stops this thread; Linux's own signal, which `_BOOT` asks for, still comes.
+    """
 
     def watch() -> None:
         stdin.read()

@@ -47,7 +47,6 @@ FORKED = (
 class _Listing:
     """The devices found in this process."""
 
-    pid: int
     devices: list[DeviceInfo]
     #: Whether platforms had been queried in this process before, so that no driver could be added.
     started: bool
@@ -59,6 +58,8 @@ class Discovery:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._found: _Listing | None = None
+        #: The process in which OpenCL was, or is being, started.
+        self._pid: int | None = None
 
     def devices(self, refresh: bool = False) -> list[DeviceInfo]:
         """Return all devices of all platforms, then drivers and devices that cannot be used, each with its health.
@@ -66,23 +67,29 @@ class Discovery:
         The first call on a machine takes some seconds, because each device is probed in a child process. Results are
         remembered for later processes. `refresh=True` probes again.
         """
+        self.check_fork()
         with self._lock:
-            self.check_fork()
             if self._found is None or refresh:
                 # One process at a time probes; the others wait, then read its results.
-                with locked("discovery", timeout=300.0):
+                with locked("discovery", timeout=300.0, beating=True):
                     self._found = _discover(self._found, refresh)
             return list(self._found.devices)
 
     def check_fork(self) -> None:
-        """Raise `DeviceError` in a process forked after OpenCL was started: drivers' threads do not survive a fork."""
-        if self._found is not None and self._found.pid != os.getpid():
+        """Raise `DeviceError` in a process forked after OpenCL was started: drivers' threads do not survive a fork.
+
+        To be called before anything that starts it, and before a lock is taken that is held meanwhile: in a process
+        forked while another thread starts OpenCL, nobody would release the lock.
+        """
+        if self._pid is None:
+            self._pid = os.getpid()
+        elif self._pid != os.getpid():
             raise DeviceError(FORKED)
 
     def from_cl_device(self, device: pyopencl.Device) -> DeviceInfo:
         """Return the `DeviceInfo` of a caller's device, which is not probed."""
+        self.check_fork()
         with self._lock:
-            self.check_fork()
             if self._found is None and may_need_repair(device):
                 self.devices()
             known = self._found.devices if self._found else []
@@ -101,7 +108,7 @@ def _discover(before: _Listing | None, refresh: bool) -> _Listing:
     plan, seen = enumerate_devices(plan, refresh=refresh)
     if not seen.safe:
         entries = [_broken_entry(plan, b) for b in seen.broken]
-        return _Listing(os.getpid(), [*_out_of_reach(plan, seen), *entries], started)
+        return _Listing([*_out_of_reach(plan, seen), *entries], started)
     with plan.environment() as environment:
         out, counted = _query(plan, seen, environment, started, refresh)
     hidden = _hidden(plan, seen, counted, started)
@@ -111,7 +118,7 @@ def _discover(before: _Listing | None, refresh: bool) -> _Listing:
         hidden = _hidden(plan, seen, counted, started)
     entries = [_broken_entry(plan, b) for b in seen.broken]
     entries += [_unloaded_entry(plan, library, message) for library, message in seen.unloaded.items()]
-    return _Listing(os.getpid(), [*out, *hidden, *entries, *_passed_over(plan)], started)
+    return _Listing([*out, *hidden, *entries, *_passed_over(plan)], started)
 
 
 def _query(

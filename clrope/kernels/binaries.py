@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..bounded_read import read_bounded
-from ..cache_folder import subfolder, warn_once, write_atomically
+from ..cache_folder import subfolder, warn_not_remembered, warn_once, write_atomically
 from ..device.info import cpu_key
 from ..errors import RopeError
 
@@ -97,7 +97,7 @@ def save(program: pyopencl.Program, path: Path) -> None:
     except cl.Error:
         return
     except (OSError, RopeError) as error:
-        warn_once(f"compiled programs are not remembered: {getattr(error, 'strerror', None) or error}")
+        warn_not_remembered("a compiled program", error)
 
 
 def _drop_oldest(folder: Path) -> None:

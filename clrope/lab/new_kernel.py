@@ -29,7 +29,12 @@ def write_new(name: str, like: str) -> Path:
     text = (files(__package__) / _FOLDER / f"{like}.cl").read_text(encoding="utf-8").replace("KERNEL", path.stem)
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+            try:
+                file.write(text)
+                file.flush()
+            except BaseException:
+                path.unlink()
+                raise
     except OSError as error:
         raise RopeError(f"--new: {path}: cannot be written ({error.strerror})") from error
     return path

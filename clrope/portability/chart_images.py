@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, RopeError
+from ..output_file import write_file
 from .charts import COLOURS, GREY, Chart, ChartSeries, range_of
 
 FORMATS = ("svg", "png")
@@ -39,7 +41,9 @@ def write_figures(charts: Sequence[Chart], folder: str | Path) -> list[Path]:
                 Path(folder).mkdir(parents=True, exist_ok=True)
                 for kind in FORMATS:
                     path = Path(folder) / f"{chart.name}.{kind}"
-                    figure.savefig(path, dpi=150, metadata=_METADATA[kind])
+                    drawn = io.BytesIO()
+                    figure.savefig(drawn, format=kind, dpi=150, metadata=_METADATA[kind])
+                    write_file(path, drawn.getvalue())
                     made.append(path)
             except OSError as error:
                 raise RopeError(f"{error.filename or folder}: cannot be written ({error.strerror or error})") from error

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import RopeError
+from ..output_file import write_file
 from .portability_metric import Measurement, efficiencies
 
 #: The first four are those of the p3-analysis library; `fom` is seconds of a call: less is better.
@@ -37,7 +38,7 @@ def write_p3(found: Sequence[Measurement], folder: str) -> list[Path]:
         Path(folder).mkdir(parents=True, exist_ok=True)
         for problem, text in p3_csv(found).items():
             path = Path(folder) / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', problem)}.csv"
-            path.write_text(text, encoding="utf-8")
+            write_file(path, text)
             made.append(path)
     except OSError as error:
         raise RopeError(f"{error.filename or folder}: cannot be written ({error.strerror or error})") from error

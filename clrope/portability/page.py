@@ -8,7 +8,8 @@ from typing import Any
 
 from .. import __version__
 from ..bounded_read import first_bytes
-from ..errors import ConfigError, RopeError
+from ..errors import ConfigError
+from ..output_file import write_file
 from .chart_svg import drawn
 from .charts import COLOURS
 from .portability_report import PortabilityReport, make_report
@@ -28,10 +29,7 @@ def write_page(found: ReportInput, where: str | Path) -> Path:
         raise ConfigError("--html: no file was read, there is nothing to show")
     path = Path(where)
     text = page_text(make_report(found))
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RopeError(f"{where}: cannot be written ({error.strerror or error})") from error
+    write_file(path, text)
     return path
 
 

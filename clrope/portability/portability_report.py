@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..benchmark.report import Table, heading, tables
 from ..errors import RopeError
+from ..output_file import write_file
 from .charts import Chart
 from .page_summary import SummarySentence, remarks, summary_sentences
 from .page_tables import (
@@ -223,7 +224,7 @@ def write_csv(report: PortabilityReport, where: str) -> list[Path]:
         else:
             made = {target: "\n".join(f"# {name}\n{text}" for name, text in texts.items())}
         for path, text in made.items():
-            path.write_text(text, encoding="utf-8")
+            write_file(path, text)
     except OSError as error:
         raise RopeError(f"{error.filename or where}: cannot be written ({error.strerror or error})") from error
     return list(made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -73,6 +74,16 @@ def test_an_interrupted_import(folder: Path, way: str, at: str) -> None:
     before = {"module": ["-W", "error", "-m", "clrope"], "module in one word": ["-mclrope"], "script": ["clrope"]}
     done = started(folder, [*before[way], "devices", "-m", "other"], at)
     assert (done.returncode, done.stdout, done.stderr) == (128 + INT, "", "clrope: interrupted\n")
+
+
+def test_nothing_is_imported_before_the_handler_is_set() -> None:
+    import clrope.interrupt as module
+
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    assert [ast.unparse(node) for node in imports] == [
+        "from __future__ import annotations", "import os", "import signal", "import sys",
+    ]  # fmt: skip
 
 
 def test_a_signal_that_is_ignored(folder: Path) -> None:

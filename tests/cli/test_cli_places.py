@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clrope.cli.output import check_places
+from clrope.cli.output import check_folders, check_places
 from clrope.errors import ConfigError, RopeError
 
 Call = Callable[..., Any]
@@ -128,6 +128,23 @@ def test_positions_have_plain_digits(text: str, folder: Path, call: Call) -> Non
 def test_places_that_are_fine(folder: Path) -> None:
     check_places({"--a": "new", "--b": folder / "r.json", "--c": None, "--d": "-", "--e": "-"}, ["x.npy"])
     check_places({"--a": os.devnull, "--b": os.devnull}, [os.devnull])
+
+
+def test_folders_that_are_fine(folder: Path) -> None:
+    check_folders("new", "new/er/est", str(folder), "", None)
+
+
+@pytest.mark.parametrize("place", ["a", "a/b", "a/b/c"])
+@pytest.mark.parametrize(
+    "words",
+    [["bench", "--t4"], ["bench", "--artifact"], ["tune", "--t4"], ["tune", "--kernel", "k.cl", "--t4"],
+     ["report", "r.json", "--figures"], ["report", "r.json", "--p3"]],
+)  # fmt: skip
+def test_a_file_in_the_place_of_a_folder(words: list[str], place: str, folder: Path, call: Call) -> None:
+    (folder / "a").touch()
+    done = call(*words, place)
+    assert done.exit_code == 2
+    assert "a exists and is no folder" in done.stderr or f"{place}: cannot be written ({folder}/a is" in done.stderr
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")

@@ -58,6 +58,23 @@ def test_a_child_ends_with_its_parent(hang: str, number: signal.Signals, tmp_pat
         time.sleep(0.02)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux sends a signal")
+def test_a_child_that_still_imports_ends_with_its_parent(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    (tmp_path / "importing.py").write_text(
+        f"import os, time; open({str(there)!r}, 'w').write(str(os.getpid())); time.sleep(3600)"
+    )
+    text = "from clrope.device import child; child.run({}, module='importing')"
+    paths = os.pathsep.join([str(tmp_path), str(Path(child.__file__).parents[2])])
+    with subprocess.Popen([sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": paths}) as parent:
+        while not (there.exists() and there.read_text()):
+            assert parent.poll() is None
+            time.sleep(0.02)
+        parent.kill()
+    while not ended(int(there.read_text())):  # for ever, if it stays
+        time.sleep(0.02)
+
+
 def test_a_job_of_any_size_reaches_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "counting.py").write_text(
