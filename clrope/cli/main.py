@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Annotated
 
@@ -72,7 +71,5 @@ def main() -> None:
     """Run the command line and exit."""
     set_up_streams()
     catch_signals()
-    # PyOpenCL's database of how to call kernels, in the user's home, may be damaged, locked or not writable.
-    os.environ.setdefault("PYOPENCL_NO_CACHE", "1")
     with ending():
         app(prog_name="clrope")

@@ -97,10 +97,23 @@ class LaunchSpec:
         return kernel_source(self.file) if self.source is None else self.source
 
 
+class _InvokersInMemory:
+    """Takes the place of PyOpenCL's database of how kernels are called. Without any, it would write code each time."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Any] = {}
+
+    def __getitem__(self, key: object) -> Any:
+        return self._known[repr(key)]
+
+    def store_if_not_present(self, key: object, value: object) -> None:
+        self._known.setdefault(repr(key), value)
+
+
 def make_kernel(program: pyopencl.Program, name: str) -> pyopencl.Kernel:
     """Return a new kernel object.
 
-    PyOpenCL looks in a database of the user's for how to call it. One that cannot be used counts as absent, with one
+    PyOpenCL looks in a database of the user's for how to call it. One that cannot be used counts as empty, with one
     warning, for the rest of the process.
     """
     import pyopencl as cl
@@ -112,9 +125,16 @@ def make_kernel(program: pyopencl.Program, name: str) -> pyopencl.Kernel:
     except Exception as error:  # of the file system, of SQLite, of unpickling
         if getattr(cl, "_PYOPENCL_NO_CACHE", True):
             raise
-        cl._PYOPENCL_NO_CACHE = True
+        cl._PYOPENCL_NO_CACHE = True  # so that the import makes no database
+        try:
+            from pyopencl import invoker
+        finally:
+            cl._PYOPENCL_NO_CACHE = False
+        if isinstance(getattr(invoker, "invoker_cache", None), _InvokersInMemory):
+            raise
+        invoker.invoker_cache = _InvokersInMemory()  # type: ignore[assignment]
         reason = getattr(error, "strerror", None) or error
-        warn_once(f"PyOpenCL's cache of the user cannot be used and counts as absent: {reason}")
+        warn_once(f"PyOpenCL's cache of the user cannot be used and counts as empty: {reason}")
         return cl.Kernel(program, name)
 
 
