@@ -127,6 +127,9 @@ def _integers(positions: Any, name: str = "positions") -> npt.NDArray[Any]:
         raise ShapeError(unreadable(name, positions, error)) from error
     if isinstance(positions, np.ma.MaskedArray):
         raise ShapeError(f"{name}: got a masked array, whose mask would be ignored; allowed are arrays of integers")
+    if array.size and hasattr(positions, "data_ptr") and not positions.data_ptr():
+        # NumPy makes memory of its own for what `torch.func.functionalize` wraps.
+        raise ShapeError(f"{name}: the tensor has no memory of its own; it stands for another one while torch traces")
     if array.size == 0 and array.dtype == np.float64 and not isinstance(positions, np.ndarray):
         array = array.astype(np.int64)  # an empty list has no dtype of its own
     if array.dtype.kind in "fO" and isinstance(positions, (Integral, list, tuple)):
