@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from .config import RopeConfig
 from .errors import ShapeError, unreadable
+from .integers import is_integer
 from .layout import LONGEST_AXIS
 
 I64 = npt.NDArray[np.int64]
@@ -87,7 +88,8 @@ def packed_positions(cu_seqlens: Any, total: int, offsets: Any = None) -> I64:
     cu_seqlens: [n + 1] integers, ascending from 0 to T, as FlashAttention and vLLM use them: sequence j holds tokens
     cu_seqlens[j] ... cu_seqlens[j+1] - 1 and counts from offsets[j] (0 without offsets).
     """
-    if isinstance(total, bool) or not isinstance(total, Integral) or not 0 <= int(total) <= LONGEST_AXIS:
+    given: object = total
+    if not is_integer(given) or not 0 <= int(total) <= LONGEST_AXIS:
         raise ShapeError(f"total: got {total!r}, the number of tokens is needed, at most 2**30")
     bounds = _wide(_integers(cu_seqlens, "cu_seqlens"), "cu_seqlens")
     if bounds.ndim != 1 or bounds.shape[0] < 2:
