@@ -245,11 +245,40 @@ def _torch_memory(x: Any, argument: str) -> npt.NDArray[Any]:
         raise ShapeError(
             f"{argument}: the tensor requires grad; detach it, or use clrope.interop.torch, which differentiates"
         )
-    if x.dtype == torch.bfloat16:
-        return np.asarray(x.view(torch.int16).numpy()).view(DTYPES["bf16"])
+    forward_ad: Any = torch.autograd.forward_ad
+    if forward_ad.unpack_dual(x).tangent is not None:
+        raise ShapeError(f"{argument}: the tensor has a tangent of forward-mode differentiation, which would be lost")
     if x.is_conj() or x.is_neg():
         raise ShapeError(f"{argument}: the tensor has a lazy conjugate or negative bit, resolve it first")
-    return np.asarray(x.numpy())
+    bf16 = x.dtype == torch.bfloat16
+    host = np.asarray((x.view(torch.int16) if bf16 else x).numpy())
+    # NumPy makes memory of its own for what `torch.func.functionalize` wraps.
+    if host.size and not x.data_ptr():
+        raise ShapeError(
+            f"{argument}: the tensor has no memory of its own; it stands for another one while torch traces"
+        )
+    return host.view(DTYPES["bf16"]) if bf16 else host
+
+
+def tensor_address(x: Any) -> int:
+    """Return the address of a torch tensor's first element; 0 where `operand` has to look at the tensor."""
+    import torch
+
+    # Within a level of forward-mode differentiation the tensor may have a tangent.
+    if getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0:
+        return 0
+    try:
+        return int(x.data_ptr())
+    except RuntimeError:  # a tensor that `torch.func` has wrapped
+        return 0
+
+
+def note_writes(tensors: Sequence[Any]) -> None:
+    """Tell torch that tensors are written, so that a backward pass that needs their earlier values is refused."""
+    for tensor in tensors:
+        import torch
+
+        torch.autograd.graph.increment_version(tensor)
 
 
 def check_forward(forward: Any) -> bool:

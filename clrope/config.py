@@ -10,11 +10,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import islice
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Literal
 
 from .bounded_read import path_argument
 from .errors import ConfigError, naming_file, unreadable
+from .integers import is_integer
 from .io import gguf, hf, presets
 from .io.hf_rope import LEAST_REAL, MOST_COUNT, MOST_DIMS, MOST_REAL, short
 from .mode import GGML_MODES, SECTION_MODES, Mode, modes_text, parse_mode
@@ -50,7 +51,7 @@ def _positive(name: str, value: object) -> float:
 
 
 def _integer(name: str, value: object, least: int, most: int = MOST_COUNT) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
+    if not is_integer(value):
         raise ConfigError(f"{name}: got {value!r} of type {type(value).__name__}, an integer is needed")
     try:
         number = int(value)

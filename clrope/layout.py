@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from numbers import Integral
 from typing import Any, cast
 
 import ml_dtypes
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import ShapeError
+from .integers import is_integer
 
 Shape4 = tuple[int, int, int, int]
 
@@ -246,7 +246,7 @@ def _listed(name: str, numbers: Any) -> list[Any]:
 
 
 def _whole(name: str, value: Any, least: int | None = None) -> int:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, Integral):
+    if not is_integer(value):
         raise ShapeError(f"{name}: got {value!r} of type {type(value).__name__}, an integer is needed")
     number = int(value)
     if least is not None and number < least:

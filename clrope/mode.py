@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Literal
 
 from .errors import ConfigError
+from .integers import is_integer
 
 Mode = Literal["normal", "neox", "mrope", "imrope", "vision"]
 
@@ -30,7 +30,7 @@ def parse_mode(mode: object) -> Mode:
         hint = _OTHER_NAMES.get(mode.lower())
         hint = f"; what others call {mode!r} is {hint!r} here" if hint else ""
         raise ConfigError(f"mode: got {mode!r}, allowed are {modes_text()}{hint}")
-    if isinstance(mode, Integral) and not isinstance(mode, bool):
+    if is_integer(mode):
         if int(mode) in _MODE_OF_GGML:
             return _MODE_OF_GGML[int(mode)]  # type: ignore[return-value]
         raise ConfigError(f"mode: got {int(mode)}, allowed are {modes_text()}")

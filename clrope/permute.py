@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 
 from .config import parse_mode
 from .errors import ConfigError, ShapeError
+from .integers import is_integer
 
 _PAIRINGS = ("normal", "neox")
 
@@ -57,6 +57,6 @@ def _is_array(weight: object) -> bool:
 
 
 def _positive(name: str, number: object) -> int:
-    if isinstance(number, bool) or not isinstance(number, Integral) or number < 1:
+    if not is_integer(number) or number < 1:
         raise ConfigError(f"{name}: got {number!r}, an integer of at least 1 is needed")
     return int(number)

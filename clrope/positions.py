@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from .config import RopeConfig
 from .errors import ShapeError, unreadable
+from .integers import is_integer
 from .layout import LONGEST_AXIS
 
 I64 = npt.NDArray[np.int64]
@@ -87,7 +88,8 @@ def packed_positions(cu_seqlens: Any, total: int, offsets: Any = None) -> I64:
     cu_seqlens: [n + 1] integers, ascending from 0 to T, as FlashAttention and vLLM use them: sequence j holds tokens
     cu_seqlens[j] ... cu_seqlens[j+1] - 1 and counts from offsets[j] (0 without offsets).
     """
-    if isinstance(total, bool) or not isinstance(total, Integral) or not 0 <= int(total) <= LONGEST_AXIS:
+    given: object = total
+    if not is_integer(given) or not 0 <= int(total) <= LONGEST_AXIS:
         raise ShapeError(f"total: got {total!r}, the number of tokens is needed, at most 2**30")
     bounds = _wide(_integers(cu_seqlens, "cu_seqlens"), "cu_seqlens")
     if bounds.ndim != 1 or bounds.shape[0] < 2:
@@ -127,6 +129,9 @@ def _integers(positions: Any, name: str = "positions") -> npt.NDArray[Any]:
         raise ShapeError(unreadable(name, positions, error)) from error
     if isinstance(positions, np.ma.MaskedArray):
         raise ShapeError(f"{name}: got a masked array, whose mask would be ignored; allowed are arrays of integers")
+    if array.size and hasattr(positions, "data_ptr") and not positions.data_ptr():
+        # NumPy makes memory of its own for what `torch.func.functionalize` wraps.
+        raise ShapeError(f"{name}: the tensor has no memory of its own; it stands for another one while torch traces")
     if array.size == 0 and array.dtype == np.float64 and not isinstance(positions, np.ndarray):
         array = array.astype(np.int64)  # an empty list has no dtype of its own
     if array.dtype.kind in "fO" and isinstance(positions, (Integral, list, tuple)):

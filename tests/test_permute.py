@@ -104,3 +104,18 @@ def test_refusals(arguments: tuple[Any, ...], message: str) -> None:
 def test_a_wrong_n_dims_is_refused(n_dims: Any) -> None:
     with pytest.raises(clrope.ConfigError, match="n_dims: got"):
         clrope.permute_qk(np.ones((8, 4)), 2, "normal", "neox", n_dims=n_dims)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda n: clrope.permute_qk(np.zeros((8, 2), np.float32), n, "normal", "neox"),
+        lambda n: clrope.packed_positions([0, 2, 5], n),
+        lambda n: clrope.RopeConfig("neox", n),
+        lambda n: clrope.RopeConfig(n),
+    ],
+)
+@pytest.mark.parametrize("number", [np.timedelta64(2, "s"), np.timedelta64(2), np.bool_(True), True])
+def test_spans_of_time_and_bools_are_no_integers(call, number):
+    with pytest.raises(clrope.RopeError, match="got"):
+        call(number)

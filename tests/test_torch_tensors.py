@@ -94,3 +94,77 @@ def test_numpy_and_torch_mixed(device: clrope.DeviceInfo, rng: np.random.Generat
     out = torch.zeros(2, 1, 16)
     assert clrope.rope(x, 3, CONFIG, out=out, device=device.index) is out
     assert same(array(out), emulate_rope(x, 3, CONFIG)).all()
+
+
+@pytest.mark.parametrize("way", ["call", "call like one before", "plan", "plan in place of another", "rotate", "mixed"])
+def test_a_backward_pass_that_needs_overwritten_values_is_refused(device: clrope.DeviceInfo, way: str) -> None:
+    op = clrope.Rope(CONFIG, device.index)
+    saved, weight = torch.rand(2, 5, 3, 16), torch.ones(2, 5, 3, 16, requires_grad=True)
+    plan = op.plan(saved, 3, out=saved)
+    if way == "call like one before":
+        op(saved, 3, out=saved)
+    elif way == "plan in place of another":
+        plan = op.plan(torch.rand(2, 5, 3, 16), 3, out=saved)
+        plan.run()
+    loss = (saved * weight).sum()
+    if way == "rotate":
+        clrope.rotate(saved, np.ones((5, 6), np.float32), np.zeros((5, 6), np.float32), out=saved, device=device.index)
+    elif way == "mixed":
+        op(np.ones((2, 5, 3, 16), np.float32), 3, out=saved)
+    elif way.startswith("plan"):
+        plan.run()
+    else:
+        op(saved, 3, out=saved)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_results_of_inference_mode_are_rotated_in_place(device: clrope.DeviceInfo) -> None:
+    with torch.inference_mode():
+        x = torch.rand(2, 5, 3, 16)
+        want = emulate_rope(array(x), 3, CONFIG)
+        clrope.rope(x, 3, CONFIG, out=x, device=device.index)
+    assert same(array(x), want).all()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.parametrize("before", [False, True], ids=["first call", "like a call before"])
+def test_tensors_that_torch_traces_are_refused(device: clrope.DeviceInfo, before: bool) -> None:
+    x = torch.rand(2, 5, 3, 16)
+    op = clrope.Rope(CONFIG, device.index)
+
+    def call(a: Any) -> Any:
+        return op(a, 3)
+
+    def call_out(a: Any) -> Any:
+        return op(x, 3, out=a)
+
+    for again in range(2 if before else 0):
+        call(x)
+        call_out(torch.rand(2, 5, 3, 16) if again else torch.zeros(2, 5, 3, 16))
+    for f in (call, call_out):
+        with pytest.raises(ShapeError, match="the tensor has no memory of its own"):
+            torch.func.functionalize(f)(torch.rand(2, 5, 3, 16))
+        with pytest.raises(ShapeError, match="cannot be read"):
+            torch.vmap(f)(torch.rand(4, 2, 5, 3, 16))
+        with pytest.raises(ShapeError, match=r"tangent of forward-mode differentiation|cannot be read"):
+            torch.func.jvp(f, (torch.rand(2, 5, 3, 16),), (torch.rand(2, 5, 3, 16),))
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(torch.rand(2, 5, 3, 16), torch.rand(2, 5, 3, 16))
+            with pytest.raises(ShapeError, match="tangent of forward-mode differentiation"):
+                f(dual)
+            assert same(array(call(x)), emulate_rope(array(x), 3, CONFIG)).all()
+    with pytest.raises(ShapeError, match="positions: the tensor has no memory of its own"):
+        torch.func.functionalize(lambda p: op(x, p))(torch.arange(5))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_refused(device: clrope.DeviceInfo) -> None:
+    nested = torch.nested.nested_tensor([torch.zeros(5, 3, 16), torch.zeros(4, 3, 16)])
+    with pytest.raises(ShapeError, match="x: Tensor cannot be read"):
+        clrope.rope(nested, 3, CONFIG, device=device.index)
+
+
+def test_a_negative_bfloat16_is_refused() -> None:
+    with pytest.raises(ShapeError, match="lazy conjugate or negative bit"):
+        clrope.rope(torch._neg_view(torch.zeros(2, 1, 16, dtype=torch.bfloat16)), 0, CONFIG)

@@ -122,6 +122,11 @@ def _rope(
     transpose: bool = False,
 ) -> Tensor:
     given = _Inputs(*tensors)
+    if getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0:
+        # torch gives a tangent of 0 where it finds no rule.
+        raise ConfigError(
+            "input: clrope::rope has no rule for forward-mode differentiation (dual_level, torch.func.jvp)"
+        )
     n, dtype = _check(given, scale, base, dims)
     for name, tensor in given._asdict().items():
         if tensor is not None:

@@ -6,10 +6,11 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 from ..errors import ConfigError
+from ..integers import is_integer
 
 #: Divisor of the angle of a pair that 'proportional' leaves alone. Finite, because a divisor must be; large enough
 #: that the angle is below half a unit of the 64-bit phase (and of float32 1.0) at every position.
@@ -100,7 +101,7 @@ def count(name: str, value: object) -> int:
     """Return `value` as an integer above 0 (10.0 counts as one), or raise `ConfigError` naming the key."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, Integral) or value <= 0:
+    if not is_integer(value) or value <= 0:
         raise ConfigError(f"{name}: got {short(value)}, an integer greater than 0 is needed")
     if int(value) > MOST_COUNT:
         raise ConfigError(f"{name}: got {short(value)}, at most {MOST_COUNT} is allowed")

@@ -17,8 +17,8 @@ from ..operation import Rope
 from ..runtime import queue_for, runtime_for
 from ..suite.case import parse_case
 from ..suite.case_memory import Memory
-from ..suite.rope_trial import RopeTrial, flat
-from ..testing import NAN_POISON, POISON, nmse
+from ..suite.rope_trial import RopeTrial
+from ..testing import NAN_POISON, POISON
 from .guarded_arrays import GuardedArrays
 from .lab_kernel import load_file
 from .lab_trial import OWN_ANGLES_LIMIT
@@ -93,7 +93,7 @@ class LabCall:
 
     def result(self) -> tuple[float, float]:
         """Return the output's NMSE, 1e300 if it is not finite, and its limit."""
-        error = nmse(flat([np.array(view) for view in self._out.views]), self.trial.want)
+        error, _ = self.trial.error([np.array(view) for view in self._out.views], self.trial.want)
         own = self._kernel.angles == "positions"
         limit = max(self.trial.limit, OWN_ANGLES_LIMIT) if own else self.trial.limit
         return (error if np.isfinite(error) else 1e300), limit

@@ -137,7 +137,9 @@ class LabTrial(RopeTrial):
                 if touched or around:
                     problems.append(f"{touched} elements of the input changed, {around} bytes around it")
             results.append(got)
-            error = nmse(flat(got), want)
+            error, text = self.error(got, want)
+            if text and not error <= self.limit:
+                return LabOutcome("wrong", error, self.limit, problems[0] if problems else text, diagnosis=(text,))
             if failed is not None:
                 return self._late(failed, got)
             if not error <= self.limit:

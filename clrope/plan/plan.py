@@ -8,7 +8,7 @@ from dataclasses import replace
 from os import getpid
 from typing import TYPE_CHECKING, Any
 
-from ..arrays import Operand, check_apart, check_out, operand
+from ..arrays import Operand, check_apart, check_out, note_writes, operand
 from ..errors import ShapeError
 from ..kernels.launch import LaunchSpec
 from ..kernels.variant import Variant
@@ -103,6 +103,8 @@ class Plan:
         """
         try:
             with self._lock:
+                if self._tensors and x is None:
+                    note_writes(self._tensors)
                 quick = self._quick
                 if quick is not None and x is None and not wait_for and quick(self, positions):
                     return self._result
@@ -110,6 +112,7 @@ class Plan:
                 waits = check_events(wait_for) if wait_for else ()
                 if x is not None:
                     self._take(x)
+                    note_writes(self._tensors)
                 if positions is not None:
                     self._move(positions)
                 elif not self._source.constant or self._bound.unplaced:
@@ -223,6 +226,8 @@ class Plan:
         self._variants = self._bound.call.variants
         self._specs = [launch.spec for launch in self._bound.launches]
         self._result = self.out
+        #: The outputs that are torch tensors.
+        self._tensors = [out.original for _, out in self._operands if out.kind == "torch"]
         #: The OpenCL arrays: outputs (None for a host array), and all that launches wait for.
         self._outputs = [out.original if out.kind == "opencl" else None for _, out in self._operands]
         both = [a for x, out in self._operands for a in ((x.array, x.twin) if x is out else (x.array, out.array))]

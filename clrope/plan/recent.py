@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import tensor_address
 from ..runtime import QueueState, pending
 from ..select.database import generation
 from .angle_sources import COUNTING, LIMIT, ConfigAngles
@@ -191,8 +192,8 @@ def _match_torch(like: Any, mask: int) -> Match:
             return None
         if a.requires_grad or not a.is_cpu or a.layout is not strided or a.is_neg():
             return None
-        address = a.data_ptr()
-        return None if address & mask else address
+        address = tensor_address(a)
+        return None if address & mask else address or None
 
     return match
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..arrays import Operand, operand
+from ..arrays import Operand, note_writes, operand, tensor_address
 from ..buffer_place import HOST, buffer_place
 from ..errors import ShapeError
 from ..host_memory import SMALLEST_KEPT, empty
@@ -59,7 +59,11 @@ def describe(array: Any) -> tuple[tuple[Any, ...], Any] | None:
     if torch is not None and kind is torch.Tensor:
         if array.requires_grad or not array.is_cpu or array.layout is not torch.strided or array.is_neg():
             return None
-        address = array.data_ptr()
+        if array.is_nested:
+            return None
+        address = tensor_address(array)
+        if not address:
+            return None
         return ("torch", array.dtype, array.shape, array.stride(), _ALIGNMENTS[address & 63]), address
     arrays = modules.get("pyopencl.array")
     if arrays is not None and kind is arrays.Array:
@@ -115,6 +119,8 @@ class CallTemplate:
         self.parts: list[PartSignature] = []
         #: For each part how a new result is made; None where the caller gave one.
         self.makers: list[Maker | None] = []
+        #: The parts whose given output is a torch tensor.
+        self.tensors = [k for k, (_, out) in enumerate(operands) if out is not None and out.kind == "torch"]
         #: Bytes that each side touches, from its element [0, 0, 0, 0] on: inputs and outputs in turn.
         self.spans: list[tuple[int, int]] = []
         for (x, out), layout in zip(operands, pairs, strict=True):
@@ -203,6 +209,8 @@ class CallTemplate:
         else:
             bound.place(state, source, positions)
         if self.all_on_host:
+            if self.tensors:
+                note_writes([outputs[k] for k in self.tensors])
             bound.run_on_host(state, (inputs, outputs))
         else:
             before = list(waits)

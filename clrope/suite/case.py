@@ -22,6 +22,8 @@ POSITIONS = ("random", "signed", "offset", "back", "offsets", "batch", "three", 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 #: Layouts of x in memory; see `Case.v`.
 VIEWS = range(7)
+#: How x is drawn. 'uniform': in [-1, 1]; 'wide': of all magnitudes, with NaN, infinities and signed zeros.
+VALUES = ("uniform", "wide")
 
 _OPS = {"ROPE": True, "ROPE_BACK": False}
 _TEXT = re.compile(r"\s*(\w+)\((.*)\)\s*(?:#.*)?")
@@ -50,6 +52,7 @@ class Case:
     o:      0: the output is dense; 1: it is laid out as x is.
     pos:    one of `POSITIONS`; pt: their integer type.
     angles: 'exact' or 'ggml'.
+    vals:   one of `VALUES`.
     forward: False is written as ROPE_BACK.
     """
 
@@ -75,6 +78,7 @@ class Case:
     pos: str = "random"
     pt: str = "int32"
     angles: Angles = "exact"
+    vals: str = "uniform"
     forward: bool = True
 
     def __post_init__(self) -> None:
@@ -85,6 +89,7 @@ class Case:
         parse_mode(self.mode)
         for name, value, allowed in (
             ("pos", self.pos, POSITIONS), ("pt", self.pt, INTEGERS), ("v", self.v, VIEWS), ("o", self.o, range(2)),
+            ("vals", self.vals, VALUES),
         ):  # fmt: skip
             if value not in allowed:
                 raise ConfigError(f"{name}: got {value!r}, allowed are {', '.join(map(str, allowed))}")

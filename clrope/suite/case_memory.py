@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ..layout import DTYPES
 from ..testing import GUARD, NAN_POISON, bits, changed_outside
 from .case import Case
+from .wide_values import widened
 
 Array = npt.NDArray[Any]
 
@@ -75,12 +76,12 @@ class Memory:
         return tuple(parent[tuple(cut[letter][1] for letter in self._case.lo)] for cut in self._cuts)
 
     def fill(self, rng: np.random.Generator) -> None:
-        """Fill everything with uniform values in [-1, 1]."""
+        """Fill everything with uniform values in [-1, 1], or with the case's wide ones."""
         # Drawn in float32 where that is enough: some parents are large.
         drawn = rng.random(self.parent.shape, np.float64 if self._case.type == "f64" else np.float32)
         drawn *= 2
         drawn -= 1
-        self.parent[...] = drawn
+        self.parent[...] = widened(drawn, self._case.type, rng) if self._case.vals == "wide" else drawn
         self._before = self.parent.copy()
 
     def poison(self, byte: int = NAN_POISON) -> None:

@@ -12,11 +12,13 @@ import numpy.typing as npt
 from .. import api, reference
 from ..config import RopeConfig
 from ..emulation import emulate_rope
+from ..layout import canonical
 from ..positions import packed_positions
 from ..testing import digest_of, limit_for, nmse
 from .case import Case
 from .case_memory import Memory
 from .case_outcome import CaseOutcome
+from .wide_values import pairwise_error
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
@@ -63,7 +65,7 @@ class CaseLine:
 class RopeTrial:
     """One call of `clrope.rope` on inputs drawn from a seed.
 
-    x (and the memory around it) is uniform in [-1, 1], freq_factors in [0.9, 1.1], positions as the case says.
+    x (and the memory around it) is as the case says, freq_factors in [0.9, 1.1], positions as the case says.
     """
 
     def __init__(self, case: Case, seed: int) -> None:
@@ -77,12 +79,13 @@ class RopeTrial:
             factors = tuple(float(f) for f in rng.uniform(0.9, 1.1, count).astype(np.float32))
         self.config: RopeConfig = case.config(factors)
         self.positions = draw_positions(case, rng)
-        self.want: npt.NDArray[np.float64] = flat(
-            [reference.rope(x, self.positions, self.config, case.forward, layout=case.lo) for x in self.x.views]
-        )
-        self.digest = digest_of(
-            [emulate_rope(x, self.positions, self.config, case.forward, layout=case.lo) for x in self.x.views]
-        )
+        with np.errstate(invalid="ignore"):  # NaN and infinities of wide values
+            self.want: npt.NDArray[np.float64] = flat(
+                [reference.rope(x, self.positions, self.config, case.forward, layout=case.lo) for x in self.x.views]
+            )
+            self.digest = digest_of(
+                [emulate_rope(x, self.positions, self.config, case.forward, layout=case.lo) for x in self.x.views]
+            )
         self.limit = limit_for(case.type, self.want.size)
 
     def run(self, device: DeviceInfo) -> CaseOutcome:
@@ -116,10 +119,22 @@ class RopeTrial:
 
     def check(self, got: list[npt.NDArray[Any]], errors: list[str]) -> CaseOutcome:
         """Compare a result with the reference."""
-        error = nmse(flat(got), self.want)
+        error, text = self.error(got, self.want)
         if not error <= self.limit:
-            errors = [f"limit {self.limit:.0e}", *errors]
+            errors = [f"limit {self.limit:.0e}", *([text] if text else []), *errors]
         return CaseOutcome("fail" if errors else "ok", error, self.limit, digest_of(got), "; ".join(errors))
+
+    def error(self, got: list[npt.NDArray[Any]], want: npt.NDArray[Any]) -> tuple[float, str]:
+        """Return the NMSE, or `pairwise_error` of wide values, and for these what is wrong if it is too large."""
+        case = self.case
+        if case.vals == "uniform":
+            return nmse(flat(got), want), ""
+        parts = np.split(want, np.cumsum([a.size for a in got])[:-1])
+        return pairwise_error(
+            [canonical(a, case.lo) for a in got],
+            [canonical(part.reshape(a.shape), case.lo) for a, part in zip(got, parts, strict=True)],
+            case.type, self.config.for_head_dim(case.shape["d"]),
+        )  # fmt: skip
 
 
 def flat(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:

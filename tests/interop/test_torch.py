@@ -451,3 +451,22 @@ def test_refused_while_exporting(gen):
 def test_clrope_alone_does_not_import_torch():
     code = "import sys, clrope, clrope.interop; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_forward_mode_is_refused(device):
+    x = torch.rand(2, 3, 5, 16)
+    with pytest.raises(ConfigError, match="no rule for forward-mode differentiation"):
+        torch.func.jvp(RoPE(), (x,), (x,))
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(ConfigError, match="forward-mode"):
+        RoPE()(torch.autograd.forward_ad.make_dual(x, x))
+    assert RoPE()(x).shape == x.shape
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap_gives_what_a_loop_gives(device):
+    x, positions = torch.rand(4, 2, 3, 5, 16), torch.randint(0, 99, (4, 5))
+    got = torch.vmap(lambda a, p: RoPE(base=100.0)(a, position_ids=p))(x, positions)
+    assert torch.equal(
+        got, torch.stack([RoPE(base=100.0)(a, position_ids=p) for a, p in zip(x, positions, strict=True)])
+    )

@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import urllib.request
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -264,3 +265,32 @@ def test_options_that_exclude_each_other(tmp_path: Path, given: dict[str, object
 
     with pytest.raises(ConfigError, match=says):
         check_kernel(str(write(tmp_path, TABLES)), **given)  # type: ignore[arg-type]
+
+
+SINE = "sin_table[at] * direction;"
+FIRST = "STORE(a * c - b * s,"
+#: Changes of the kernel that `clrope lab --new` writes, each wrong only where short, dense and plain tensors do not
+#: show it, and the case of the suite `modes` that does.
+HIDDEN = {
+    "tokens from 2**16 on": (SINE, f"token > 65535 ? 0 : {SINE}", "ne_a=[4,1,70000,1]"),
+    "heads from 256 on": (SINE, f"head > 255 ? 0 : {SINE}", "ne_a=[8,300,3,2]"),
+    "batches from 256 on": (SINE, f"batch > 255 ? 0 : {SINE}", "ne_a=[16,1,3,270]"),
+    "stride of an element of x": (" * x_element", "", "v=4 mode=0 o=1"),
+    "stride of an element of y": (" * y_element", "", "v=4 mode=2 o=1"),
+    "stride of a head of y": ("head * y_head", "head * x_head", "lo=sbnd"),
+    "stride of a batch of y": ("batch * y_batch", "batch * tokens * y_token", "lo=dnsb mode=0"),
+    "clamps": (FIRST, "STORE(clamp(a * c - b * s, (REAL)-100, (REAL)100),", "vals=wide type=f32 mode=0"),
+    "hides NaN": (FIRST, "STORE(isnan(a * c - b * s) ? 0 : a * c - b * s,", "vals=wide type=f16 mode=2"),
+    "flushes halves": (FIRST, "STORE(fabs(a * c - b * s) < 6e-5f ? 0 : a * c - b * s,", "vals=wide type=f16 mode=0"),
+    "loses -0": ("STORE(LOAD(x + copied", "STORE(0.0f + LOAD(x + copied", "vals=wide type=f32"),
+}  # fmt: skip
+
+
+def test_kernels_that_are_wrong_in_rare_places(device: DeviceInfo, tmp_path: Path) -> None:
+    plain = resources.files("clrope.lab").joinpath("templates", "simple.cl").read_text(encoding="utf-8")
+    plain = plain.replace("KERNEL", "mine")
+    for name, (before, after, where) in {"right": ("", "", "lo=nsbd"), **HIDDEN}.items():
+        assert before in plain, name
+        path = write(tmp_path, plain.replace(before, after) if before else plain)
+        (report,) = LabRun(load_file(path), None, ["modes"], text=where).on_devices([device.index]).devices
+        assert report.verdict("modes") == ("right" if name == "right" else "wrong"), (name, report.first_failure)

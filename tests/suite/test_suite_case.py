@@ -36,7 +36,7 @@ def test_the_seed_grid_is_96_lines_that_write_back_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("seed", 96), ("ggml", 868), ("modes", 400), ("types", 72), ("layouts", 200)]
+    ("name", "count"), [("seed", 96), ("ggml", 868), ("modes", 500), ("types", 72), ("layouts", 200)]
 )
 def test_every_suite_has_its_cases_once_and_reads_them_back(name: str, count: int) -> None:
     (chosen,) = chosen_suites([name])
@@ -61,7 +61,7 @@ real = st.floats(-4, 4).map(float)
         base=st.floats(1, 1e9), n_ctx_orig=st.integers(0, 1 << 20), bf=real, bs=real,
         sections=st.none() | st.tuples(*[st.integers(0, 64)] * 4), lo=st.sampled_from(["bsnd", "dnsb"]),
         o=st.sampled_from([0, 1]), pos=st.sampled_from(POSITIONS), pt=st.sampled_from(INTEGERS),
-        angles=st.sampled_from(["exact", "ggml"]), forward=st.booleans(),
+        angles=st.sampled_from(["exact", "ggml"]), vals=st.sampled_from(["uniform", "wide"]), forward=st.booleans(),
     )
 )  # fmt: skip
 def test_any_case_reads_back(case: Case) -> None:

@@ -1,14 +1,15 @@
 """The suite 'modes': parameters of the five modes beyond ggml's own grid.
 
 Sections that wrap, that do not sum to the pairs, that use all four axes; windows with an offset; YaRN's ramp with a
-context length; bases; positions far away, negative, per batch, of every integer type; ggml's own angles; float64.
+context length; bases; positions far away, negative, per batch, of every integer type; ggml's own angles; float64. Long
+axes; views of inputs and outputs; inputs of all magnitudes with NaN and infinities.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, product
 
 from ..case import INTEGERS, Case
 from ..registry import suite
@@ -31,6 +32,42 @@ def modes() -> Iterator[CaseLine]:
         if case not in seen:
             seen.add(case)
             yield CaseLine(case)
+    yield from map(CaseLine, _long_cases())
+    yield from map(CaseLine, _laid_out_cases())
+    yield from map(CaseLine, _wide_cases())
+
+
+def _long_cases() -> Iterator[Case]:
+    """Yield axes longer than 8 and 16 bits count, one at a time: errors that short tensors do not show."""
+    for mode, shape, form in (
+        (2, (4, 1, 70000, 1), "random"), (0, (8, 3, 2100, 2), "batch"), (2, (8, 2, 4200, 1), "offset"),
+        (0, (8, 300, 3, 2), "batch"), (2, (16, 1, 3, 270), "batch"), (2, (1100, 2, 3, 2), "batch"),
+        (0, (1100, 2, 3, 1), "random"), (2, (2, 70000, 1, 1), "random"),
+    ):  # fmt: skip
+        yield Case("f32", shape, shape[0], mode, 4096, 1.0, 0.0, 1.0, False, 0, pos=form)
+
+
+def _laid_out_cases() -> Iterator[Case]:
+    """Yield views with strides of their own in input and output, of either sign, for kernels that take strides."""
+    kinds, directions = cycle(("f32", "f16", "f32")), cycle((True, True, False))
+    for order, view, out in (
+        ("bsnd", 1, 1), ("bsnd", 2, 1), ("bsnd", 3, 1), ("bsnd", 4, 0), ("bsnd", 4, 1), ("bsnd", 5, 1), ("bsnd", 6, 1),
+        ("bnsd", 0, 0), ("bnsd", 1, 1), ("sbnd", 6, 0), ("dnsb", 0, 1), ("nsbd", 1, 1),
+    ):  # fmt: skip
+        for mode in (0, 2):
+            yield Case(
+                next(kinds), (80, 6, 5, 3), 40, mode, 512, 1.0, 0.0, 1.0, False, view,
+                lo=order, o=out, forward=next(directions),
+            )  # fmt: skip
+
+
+def _wide_cases() -> Iterator[Case]:
+    """Yield inputs of all magnitudes with NaN, infinities and signed zeros."""
+    for mode, kind, forward in product((0, 2), ("f32", "f16", "bf16"), (True, False)):
+        yield Case(
+            kind, (80, 6, 5, 3), 40, mode, 512, 1.0, 0.0, 1.0, False, 0, inplace=not forward, forward=forward,
+            vals="wide",
+        )  # fmt: skip
 
 
 def _cases() -> Iterator[Case]:
