@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import UnsupportedError
 from ..testing import bits
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class GuardedArrays:
         import pyopencl.array as cla
 
         origin = 0 if offsets else self._begin + start
+        if origin % (self._queue.device.mem_base_addr_align // 8):
+            raise UnsupportedError("a second tensor of the same memory that begins at no aligned place")
         data = self.buffer if offsets else self.buffer.get_sub_region(origin, _last_byte(view) - _first_byte(view))
         where = self._begin + _address(view) - _address(self._parent) - self._part.start - origin
         return cla.Array(self._queue, view.shape, view.dtype, data=data, offset=where, strides=view.strides)
