@@ -152,6 +152,17 @@ class Staging:
             del self._queues[QUEUES_KEPT:]
 
 
+def all_ended(queue: pyopencl.CommandQueue) -> bool:
+    """Wait for all that a queue was given; False where no way to wait works, so that a kernel may still run."""
+    import pyopencl as cl
+
+    for wait in (queue.finish, lambda: cl.enqueue_marker(queue).wait()):
+        with suppress(cl.Error):
+            wait()
+            return True
+    return False
+
+
 class Runtime:
     """All OpenCL objects of one device in one context.
 
@@ -162,8 +173,6 @@ class Runtime:
     constants: what depends on a configuration alone, uploaded once.
     host_buffers: buffers over host memory that is the device's own ('direct'), by address and size. A buffer owns no
                memory, and is used again when an array comes at its address: making one takes PoCL 10 us.
-    busy:      host memory that launches use which have begun and not yet ended. What an exception interrupts stays
-               here until the queue has been waited for, so that no memory is freed under a kernel.
     """
 
     def __init__(self, context: pyopencl.Context, info: DeviceInfo) -> None:
@@ -179,7 +188,7 @@ class Runtime:
         self.tables: cachetools.LRUCache[Any, Any] = cachetools.LRUCache(TABLE_BYTES_KEPT, getsizeof=lambda t: t.nbytes)
         self.constants: cachetools.LRUCache[Any, Any] = cachetools.LRUCache(CONSTANTS_KEPT)
         self.host_buffers: dict[Any, Any] = {}
-        self.busy: dict[int, Any] = {}
+        self.busy = runtimes.busy
         self._programs: dict[tuple[str, tuple[str, ...], str | None], pyopencl.Program] = {}
         self._queues: dict[int, QueueState] = {}
         self._queue: pyopencl.CommandQueue | None = None
@@ -222,17 +231,14 @@ class Runtime:
 
         Raises `DeviceError` for an error of OpenCL.
         """
-        import pyopencl as cl
-
         key = id(memory)
         self.busy[key] = memory
         try:
             yield
         except BaseException as error:
-            with suppress(cl.Error):  # the failure itself is raised below
-                queue.finish()
-            # Not reached if waiting is interrupted, too: then the memory is kept for good rather than freed too early.
-            self.busy.pop(key, None)
+            # Where waiting fails, or is interrupted, too, the memory is kept for good rather than freed too early.
+            if all_ended(queue):
+                self.busy.pop(key, None)
             failed = launch_error(self.info.name, error)
             if failed is not None:
                 raise failed from error
@@ -304,7 +310,7 @@ class Runtime:
         # Only CPU devices are asked: others may keep caches that only mapping brings in line.
         if self.cl_device.type & cl.device_type.CPU:
             for access, tried in (("svm", self._try_svm), ("direct", self._try_direct)):
-                with suppress(cl.Error):
+                with suppress(cl.Error, DeviceError):
                     if tried():
                         return access
         return "mapped"
@@ -315,8 +321,9 @@ class Runtime:
         if not self.cl_device.svm_capabilities & cl.device_svm_capabilities.FINE_GRAIN_SYSTEM:
             return False
         source, target = np.arange(1, 1025, dtype=np.int32), np.zeros(1024, np.int32)
-        cl.enqueue_copy(self.queue, cl.SVM(target), cl.SVM(source))
-        self.queue.finish()
+        with self.using(self.queue, (source, target)):
+            cl.enqueue_copy(self.queue, cl.SVM(target), cl.SVM(source))
+            self.queue.finish()
         return bool(np.array_equal(source, target))
 
     def _try_direct(self) -> bool:
@@ -328,8 +335,9 @@ class Runtime:
         flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
         buffer = cl.Buffer(self.context, flags, hostbuf=pages)
         pages[:PAGE] = np.arange(PAGE) % 251 + 1  # after the buffer was made: a driver's copy would not have it
-        cl.enqueue_copy(self.queue, buffer, buffer, byte_count=PAGE, src_offset=0, dst_offset=PAGE)
-        self.queue.finish()
+        with self.using(self.queue, (pages, buffer)):
+            cl.enqueue_copy(self.queue, buffer, buffer, byte_count=PAGE, src_offset=0, dst_offset=PAGE)
+            self.queue.finish()
         return bool(np.array_equal(pages[PAGE:], pages[:PAGE]))
 
 
@@ -346,6 +354,9 @@ class Registry:
         self.queues: dict[int, QueueState] = {}
         #: The operations of the last calls of `clrope.rope`, by configuration and device.
         self.operations: dict[Any, Any] = {}
+        #: Host memory that commands use which have begun and not yet ended, by its identity. What an exception
+        #: interrupts stays here until the queue has been waited for, for good if that fails: none is freed in use.
+        self.busy: dict[int, Any] = {}
 
     def of_device(self, info: DeviceInfo) -> Runtime:
         """Return the runtime of a device in the package's own context for it."""

@@ -335,8 +335,11 @@ class ArrayAngles:
             for axis, number in zip(("offset", "batch", "row", "column"), numbers, strict=True):
                 arguments[f"{name}_{axis}"] = np.int64(number)
         spec = gather.spec(width, count, self.cosine.view.dtype, real, runtime.info)
-        made = make_tables(runtime, queue, spec, arguments, count * width * (8 if real == "f64" else 4), waits or None)
-        if host is not None:
+        nbytes = count * width * (8 if real == "f64" else 4)
+        if host is None:
+            return make_tables(runtime, queue, spec, arguments, nbytes, waits or None)
+        with runtime.using(queue, [host, self.cosine, self.sine]):
+            made = make_tables(runtime, queue, spec, arguments, nbytes, None)
             made.ready.wait()  # type: ignore[union-attr]  # the caller may change or free the tables once we return
         return made
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +12,7 @@ import numpy as np
 from ..arrays import Operand
 from ..errors import DeviceError
 from ..kernels.launch import Launch
-from ..runtime import HOST_BUFFERS_KEPT, PAGE, QueueState, keep, launch_error
+from ..runtime import HOST_BUFFERS_KEPT, PAGE, QueueState, all_ended, keep, launch_error
 from .angle_sources import ArrayAngles, ConfigAngles, Positions, Tables, own_rows, real_of, repeated
 from .host_buffers import HostBuffers, MemoryRange
 from .transfer import Copies, Piece
@@ -57,7 +56,8 @@ class BoundCall:
         self._tables: list[Tables | None] = [None] * len(self.launches)
         self._ready: list[list[Any]] = [[] for _ in self.launches]
         self.must_wait = self._has_tables = False
-        self._position_buffers: dict[int, tuple[Any, Any]] = {}
+        #: Per launch a buffer with positions, the queue that writes it, and what was written last.
+        self._position_buffers: dict[int, tuple[Any, Any, Any]] = {}
         self._keep: list[Any] = []
         self._hosts: list[HostBuffers] = []
         self._copies: Copies | None = None
@@ -67,7 +67,7 @@ class BoundCall:
         self.events: list[Any] = []
         #: The queue for which `launch_and_wait` is enough, or None.
         self.quick: QueueState | None = None
-        self._quick_run: tuple[Callable[[], Any], list[Callable[[], Any]]]
+        self._quick_run: list[Callable[[], Any]]
         #: Numbers of launches whose positions are one scalar: (set a number, its argument, rows before the chunk).
         self._scalars: list[tuple[Callable[[int, Any], None], int, int]] = []
         self._scalar_only = call.numbers_only
@@ -322,9 +322,10 @@ class BoundCall:
         if known is None or known[0].size < rows.nbytes or known[1] != queue.queue or not queue.in_order:
             flags = cl.mem_flags
             buffer = cl.Buffer(self.runtime.context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=rows)
-            self._position_buffers[k] = (buffer, queue.queue)
+            self._position_buffers[k] = (buffer, queue.queue, None)
             return buffer
-        # Behind the launches that still read the earlier ones; PyOpenCL keeps `rows` until then.
+        # Behind the launches that still read the earlier ones. PyOpenCL waits for the copy, unless that fails.
+        self._position_buffers[k] = (*known[:2], rows)
         cl.enqueue_copy(queue.queue, known[0], rows, is_blocking=False)
         return known[0]
 
@@ -344,13 +345,13 @@ class BoundCall:
 
     def launch_without_transfers(self, queue: QueueState) -> None:
         """Let `launch_and_wait` be enough on a queue: the device reaches the host memory in place."""
-        self._quick_run = queue.queue.finish, [launch.bound(queue.queue) for launch in self.launches]
+        self._quick_run = [launch.bound(queue.queue) for launch in self.launches]
         self.quick = queue
 
     def launch_and_wait(self, memory: Any) -> None:
         """Launch and wait: the quick form of `run_on_host`, for calls that need nothing else."""
-        finish, enqueues = self._quick_run
-        busy, key = self._busy, id(self)
+        enqueues = self._quick_run
+        busy, key = self._busy, id(memory)
         busy[key] = memory
         try:
             if len(enqueues) == 1:
@@ -359,8 +360,9 @@ class BoundCall:
                 for event in [enqueue() for enqueue in enqueues]:
                     event.wait()
         except BaseException as error:
-            _settle(finish)
-            busy.pop(key, None)
+            assert self.quick is not None
+            if all_ended(self.quick.queue):
+                busy.pop(key, None)
             failed = launch_error(self.runtime.info.name, error)
             if failed is not None:
                 raise failed from error
@@ -420,13 +422,6 @@ class BoundCall:
     def _start(self, queue: QueueState, k: int) -> Callable[[list[Any]], Any]:
         launch = self.launches[k]
         return lambda waits: launch.enqueue(queue.queue, [*waits, *self._ready[k]] or None)
-
-
-def _settle(finish: Callable[[], Any]) -> None:
-    import pyopencl as cl
-
-    with suppress(cl.Error):  # the failure that led here is what the caller is told
-        finish()
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from ..arrays import Operand
 from ..host_memory import empty
 from ..layout import TensorView
-from ..runtime import Runtime
+from ..runtime import Runtime, all_ended, runtimes
 from .chunks import Chunk
 
 if TYPE_CHECKING:
@@ -162,6 +162,9 @@ class Copies:
             for event in events:
                 with suppress(cl.Error):  # of what failed, and of all that waited for it, only the end matters
                     event.wait()
+            ended = [all_ended(queue) for queue in (self._queue, *self._queues)]
+            if not all(ended):
+                runtimes.busy[id(events)] = (events, [slot.staging for slot in self._slots])
             self._queues.clear()  # a queue may refuse all work after a failure
             raise
         finally:
