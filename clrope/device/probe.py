@@ -53,7 +53,16 @@ def _times(factor: float) -> Callable[[Array], Array]:
     return lambda x: (x.astype(np.float32) * np.float32(factor)).astype(x.dtype)
 
 
-#: What every device must support: scalars, a small vector, 64-bit integers, half as a storage type, local memory.
+def _loops(x: Array, rounds: int) -> Array:
+    y, k, one = x.copy(), 0, int(x[0])
+    for _ in range(rounds):
+        k = (k + k * 2654435761 + one) % 2**32
+    y[0] = k
+    return y
+
+
+#: What every device must support: scalars, a small vector, 64-bit integers, half as a storage type, local memory,
+#: long loops.
 BASIC = (
     _Case("scalar", "float", 1, "y[i] = x[i] * 2.0f + (float)i;", lambda x: x * np.float32(2) + _INDEX.astype(x.dtype)),
     _Case("float4", "float", 4, "float4 v = vload4(i, x); vstore4(v.s3210 * 3.0f, i, y);",
@@ -63,6 +72,9 @@ BASIC = (
     _Case("half", "half", 1, "vstore_half_rte(vload_half(i, x) * 1.5f, i, y);", _times(1.5)),
     _Case("local", "float", 1, "__local float t[16]; size_t l = get_local_id(0); t[l] = x[i]; "
           "barrier(CLK_LOCAL_MEM_FENCE); y[i] = t[15 - l];", lambda x: x.reshape(-1, 16)[:, ::-1].ravel()),
+    # One work-item makes as many rounds as any of the package does (`kernels.division`).
+    _Case("loop", "uint", 1, "uint k = 0; for (uint j = i ? 1u : 60000u; j > 0; --j) k += k * 2654435761u + x[i]; "
+          "y[i] = k;", lambda x: _loops(x, 60000)),
 )  # fmt: skip
 
 #: Processor seconds of a trial with wide vectors; it takes 1 to 2.

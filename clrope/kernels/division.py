@@ -14,6 +14,9 @@ _ITEM_BYTES = 262144
 _LITTLE_BYTES = 4 << 20
 _LITTLE_ITEM_BYTES = 131072
 _FEWEST_ITEMS = 2
+#: Rounds of its loops that a work-item makes at most. llvmpipe ends loops after 65535 of all loops together, and says
+#: nothing (docs/drivers.md); the probe tries a loop of this length on every device.
+MOST_ROUNDS = 60000
 
 
 def _items(units: int, nbytes: int) -> int:
@@ -40,3 +43,12 @@ def tokens_per_item(kind: str, units: int, tokens: int, heads: int, per_item: in
     token_bytes = heads * head_bytes
     item_bytes = _ITEM_BYTES if tokens * token_bytes >= _LITTLE_BYTES else _LITTLE_ITEM_BYTES
     return max(1, min(tokens // _items(units, tokens * token_bytes), item_bytes // token_bytes))
+
+
+def within_rounds(heads: int, tokens: int, head_rounds: int, token_rounds: int = 0) -> tuple[int, int]:
+    """Return so many heads and tokens of a work-item, or less, that its loops stay within `MOST_ROUNDS`.
+
+    head_rounds: of one head, which has to be within them; token_rounds: besides, of a token.
+    """
+    heads = max(1, min(heads, (MOST_ROUNDS - token_rounds) // head_rounds))
+    return heads, max(1, min(tokens, MOST_ROUNDS // (token_rounds + heads * head_rounds)))

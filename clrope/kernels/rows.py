@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..layout import LONGEST_AXIS, Shape4
-from .division import heads_per_item, tokens_per_item
+from .division import MOST_ROUNDS, heads_per_item, tokens_per_item, within_rounds
 from .kernel import Kernel, Parameter, Parameters, Unsupported
 from .launch import LaunchSpec, local_size_for, tensor_arguments
 from .problem import Pairing, Problem
@@ -87,9 +87,10 @@ class RowsReason(Enum):
     ALIGNMENT = "nontemporal: vectors of {size} bytes, the output is aligned to {alignment}"
     WIDE_NEIGHBOURS = "width: 16 pairs of neighbours would be a vector of 32"
     FEW_PAIRS = "width: {pairs} pairs do not fill one round of {round} pairs"
+    ROUNDS = "a head of {head_dim} elements takes {rounds} rounds of loops, a work-item makes at most {most}"
 
 
-_TO_STRIDED = {RowsReason.PAIRING, RowsReason.LAST_AXIS}
+_TO_STRIDED = {RowsReason.PAIRING, RowsReason.LAST_AXIS, RowsReason.ROUNDS}
 _TO_CACHED = {RowsReason.TABLES, RowsReason.FUSED_WIDTH}
 _TO_UNPREPARED = {RowsReason.FULL_TABLES, RowsReason.TOO_MANY_PAIRS, RowsReason.SCALAR, RowsReason.ODD_PLACES}
 _TO_NONTEMPORAL = {RowsReason.HEADS_APART, RowsReason.LONG_HEAD, RowsReason.REST_IN_PLACE}
@@ -147,7 +148,28 @@ def supports(problem: Problem, p: Parameters) -> Unsupported | None:
     in_a_round = round_pairs(p, dtype, pairs.pairing, pairs.pairs)
     if p["width"] > 1 and in_a_round > pairs.pairs:
         return Unsupported(RowsReason.FEW_PAIRS, {"pairs": pairs.pairs, "round": in_a_round})
+    rounds = sum(_rounds(problem, p))
+    if rounds > MOST_ROUNDS:
+        return Unsupported(RowsReason.ROUNDS, {"head_dim": pairs.head_dim, "rounds": rounds, "most": MOST_ROUNDS})
     return None
+
+
+def _rounds(problem: Problem, p: Parameters) -> tuple[int, int]:
+    """Return how many rounds of loops a head takes at most, and besides a token, each loop's end counted as one."""
+    pairs, width = problem.pairs, int(p["width"])
+    lines = pairs.head_dim * problem.itemsize // 64 + 1
+    in_a_round = round_pairs(p, problem.dtype, pairs.pairing or "neox", pairs.pairs)
+    head = 8 + pairs.pairs // in_a_round + (0 if p["prepared"] else pairs.pairs % width)
+    token = 12 + (3 * pairs.pairs // width if p["prepared"] else 0)
+    if pairs.rest and not problem.in_place:
+        head += 6 + pairs.rest // width
+    if p["prefetch"]:
+        head += lines
+    if p["store"] == "staged":
+        head, token = head + lines + 4, token + 2 * (64 // problem.itemsize) + 8
+    if p["angles"] == "fused" and not problem.angles.one_axis:
+        token += 2 * pairs.pairs
+    return head, token
 
 
 def _unprepared(problem: Problem, p: Parameters) -> Unsupported | None:
@@ -177,9 +199,10 @@ def _unstaged(problem: Problem) -> Unsupported | None:
 def fallback(problem: Problem, variant: Variant, unsupported: Unsupported) -> Variant:
     """Return a variant with the one thing changed that the reason is about.
 
-    'strided' for other strides and pairings; 'cached' angles; not `prepared` ('normal' at half the width, so that
-    vectors stay as long); `store` from 'staged' to 'nontemporal', from that to 'staged' where it can be, else to half
-    the width while vectors are longer than 16 bytes, at last to 'plain'; else half the width.
+    'strided' for other strides and pairings, and for heads of too many rounds; 'cached' angles; not `prepared`
+    ('normal' at half the width, so that vectors stay as long); `store` from 'staged' to 'nontemporal', from that to
+    'staged' where it can be, else to half the width while vectors are longer than 16 bytes, at last to 'plain'; else
+    half the width.
     """
     reason, p = unsupported.reason, variant.parameters
     if reason in _TO_STRIDED:
@@ -247,6 +270,7 @@ def _spec(problem: Problem, variant: Variant, kind: str, units: int, second: Pro
     per_item = min(all_heads, p["heads_per_item"])
     per_item = per_item or heads_per_item(kind, units, batches * tokens, all_heads, head_bytes)
     at_once = min(tokens, tokens_per_item(kind, units, batches * tokens, all_heads, per_item, head_bytes))
+    per_item, at_once = within_rounds(per_item, at_once, *_rounds(problem, p))
     i32, i64, real = np.int32, np.int64, np.float64 if problem.dtype == "f64" else np.float32
     table: tuple[tuple[str, Any], ...] = (("cosine", None), ("sine", None))
     if p["angles"] == "fused":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .division import MOST_ROUNDS
 from .kernel import Kernel, Parameter, Parameters, Unsupported
 from .launch import LaunchSpec, local_size_for, tensor_arguments
 from .problem import Pairing, Problem
@@ -48,7 +49,7 @@ def _spec(problem: Problem, variant: Variant, kind: str) -> LaunchSpec:
     pairs, full = problem.pairs, problem.angles.full_tables
     batches, tokens, heads, _ = problem.shape
     slots = pairs.pairs if problem.in_place else pairs.pairs + pairs.rest
-    per_item = slots if kind == "cpu" else 1
+    per_item = min(slots, MOST_ROUNDS // 2) if kind == "cpu" else 1
     i32, i64, real = np.int32, np.int64, np.float64 if problem.dtype == "f64" else np.float32
     options = [storage_option(problem.dtype)]
     options += ["-DFULL_TABLES"] if full else []

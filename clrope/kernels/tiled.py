@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .division import heads_per_item
+from .division import heads_per_item, within_rounds
 from .kernel import Kernel, Parameter, Parameters, Unsupported
 from .launch import LaunchSpec, LocalBytes, tensor_arguments
 from .problem import Pairing, Problem
@@ -86,9 +86,10 @@ def _spec(problem: Problem, variant: Variant, kind: str, units: int) -> LaunchSp
     batches, tokens, heads, head_dim = problem.shape
     head_bytes = head_dim * problem.itemsize
     per_item = min(heads, p["heads_per_item"]) or heads_per_item(kind, units, batches * tokens, heads, head_bytes)
+    group = _GROUP.get(kind, _GROUP["gpu"])
+    per_item, _ = within_rounds(per_item, 1, *_rounds(problem, p, group))
     # Two tiles at least for a work-group, where there are as many heads: with one nothing would overlap.
     tile_heads = min(max(1, per_item // 2), TILES_BYTES // 2 // head_bytes)
-    group = _GROUP.get(kind, _GROUP["gpu"])
     f64 = problem.dtype == "f64"
     row_bytes = pairs.pairs * (2 if full else 1) * (8 if f64 else 4)
     i32, i64, real = np.int32, np.int64, np.float64 if f64 else np.float32
@@ -109,6 +110,13 @@ def _spec(problem: Problem, variant: Variant, kind: str, units: int) -> LaunchSp
         file, f"rope_rotate_{pairing}", tuple(options), (tokens * group, -(-heads // per_item), batches),
         (group, 1, 1), arguments, kernel_source(file, Path(variant.folder)) if variant.folder else None,
     )  # fmt: skip
+
+
+def _rounds(problem: Problem, p: Parameters, group: int) -> tuple[int, int]:
+    """Return how many rounds of loops a head takes at most, and besides a token; drivers copy by loops, too."""
+    pairs, width = problem.pairs, int(p["width"])
+    rotations = -(-pairs.pairs // width) // group + 1
+    return 12 + 2 * (pairs.head_dim // group + 2) + rotations * (2 + width), 24 + 4 * (pairs.pairs // group + 2)
 
 
 def search(kind: str, dtype: str, pairing: Pairing) -> list[dict[str, Any]]:

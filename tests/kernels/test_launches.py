@@ -14,7 +14,7 @@ from clrope.emulation import emulate_rope
 from clrope.host_memory import empty
 from clrope.kernels import rows
 from clrope.kernels.problem import AngleForm, PairLayout, Problem
-from clrope.kernels.variant import Variant, candidates
+from clrope.kernels.variant import STRIDED, Variant, candidates
 from clrope.layout import DTYPES, TensorView
 from clrope.runtime import queue_for
 from clrope.select.defaults import default_for, medium_bytes
@@ -126,6 +126,19 @@ def test_heads_per_item(device: clrope.DeviceInfo, rng: np.random.Generator, mod
         out = aligned_memory(x.size, x.dtype, 0).reshape(x.shape)
         variant = Variant(width=4, heads_per_item=heads)
         assert rotated(device, x, out, RopeConfig(mode, 64), variant) == [variant]
+
+
+@pytest.mark.parametrize("shape", [(70000, 1, 4), (1, 40000, 4), (2, 1, 150000)])
+@pytest.mark.parametrize("variant", [None, Variant(width=1), Variant("tiled", width=1), STRIDED])
+def test_more_work_than_loops_are_long(
+    device: clrope.DeviceInfo, rng: np.random.Generator, shape: tuple[int, ...], variant: Variant | None
+) -> None:
+    """Some drivers end loops, silently, after 65535 rounds."""
+    config = RopeConfig("neox", 4)
+    x = rng.standard_normal(shape).astype(np.float32)
+    out = np.full_like(x, np.nan)
+    clrope.Rope(config, device, variant=variant)(x, 3, out=out)
+    assert out.tobytes() == emulate_rope(x, 3, config).tobytes()
 
 
 # Shape, and which tokens.

@@ -13,10 +13,12 @@ import pytest
 import clrope
 from clrope import RopeConfig
 from clrope.angles import angle_table
+from clrope.device.probe import BASIC, source
 from clrope.emulation import emulate_cos_sin, emulate_rope
 from clrope.errors import ConfigError
-from clrope.kernels import cos_sin, cos_sin_ggml, gather
+from clrope.kernels import cos_sin, cos_sin_ggml, gather, rows, tiled
 from clrope.kernels.build import build
+from clrope.kernels.division import MOST_ROUNDS
 from clrope.kernels.launch import NO_BUFFER, Launch, LaunchSpec, LocalBytes
 from clrope.kernels.problem import AngleForm, PairLayout, Problem
 from clrope.kernels.variant import STRIDED, Variant, candidates
@@ -29,7 +31,7 @@ FUSED = Variant(width=4, prepared=True, angles="fused")
 
 def problem(shape: Shape4 = (1, 5, 3, 64), mode: Any = "neox", dtype: str = "f32", **changes: Any) -> Problem:
     view = TensorView.dense(shape, dtype)
-    pairs = PairLayout.of_config(RopeConfig(mode, shape[3]), shape[3])
+    pairs = PairLayout.of_config(RopeConfig(mode, min(shape[3], 8192)), shape[3])
     return replace(Problem(shape, dtype, view.strides, view.strides, pairs, angles=EXACT), **changes)
 
 
@@ -250,3 +252,48 @@ def test_another_text(device: clrope.DeviceInfo) -> None:
     memory = buffer(device, x)
     run(device, spec, {"x": memory})
     np.testing.assert_array_equal(read(device, memory, x), 2 * x)
+
+
+def argument(spec: LaunchSpec, name: str) -> int:
+    return int(next(value for key, value in spec.arguments if key == name))
+
+
+def test_no_work_item_makes_more_rounds_than_the_probe_tries(cpu: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    """Of many short heads and of heads longer than any model's; and still every head is rotated."""
+    device = replace(cpu, compute_units=2)
+    capped = 0
+    for _ in range(300):
+        dtype, mode = str(rng.choice(["f32", "f16", "f8e4m3"])), str(rng.choice(["normal", "neox"]))
+        tokens, heads = (int(n) for n in 2 ** rng.integers(0, 14, 2))
+        tried = candidates("cpu", dtype, "normal" if mode == "normal" else "neox")
+        one = problem((1, tokens, heads, 2 * int(2 ** rng.integers(1, 19))), mode, dtype)
+        variant = [*tried, Variant(width=1), Variant("tiled", width=1)][rng.integers(len(tried) + 2)].fit(one)
+        spec = variant.spec(one, device)
+        if variant.kernel == "strided":
+            items = argument(spec, "slots_per_item")
+            assert items <= MOST_ROUNDS // 2
+            assert spec.global_size[0] * items >= argument(spec, "slots")
+            continue
+        per_item = argument(spec, "heads_per_item")
+        assert spec.global_size[1] * per_item >= heads
+        if variant.kernel == "tiled":
+            head, token = tiled._rounds(one, variant.parameters, spec.local_size[0])  # type: ignore[index]
+            at_once = 1
+        else:
+            head, token = rows._rounds(one, variant.parameters)
+            at_once = argument(spec, "tokens_per_item")
+            assert spec.global_size[0] * at_once >= tokens
+        rounds = at_once * (token + per_item * head)
+        assert rounds <= MOST_ROUNDS
+        capped += rounds + at_once * head > MOST_ROUNDS
+    assert capped > 3
+    assert f"{MOST_ROUNDS}u" in source(BASIC)
+
+
+def test_a_head_of_too_many_rounds_is_rotated_by_strided(cpu: clrope.DeviceInfo) -> None:
+    longest = problem((1, 1, 1, 1 << 18))
+    assert str(Variant(width=1).unsupported(longest)) == (
+        f"a head of 262144 elements takes 258074 rounds of loops, a work-item makes at most {MOST_ROUNDS}"
+    )
+    assert Variant(width=1).fit(longest) == STRIDED
+    assert Variant(width=8).fit(longest) == Variant(width=8)
