@@ -90,8 +90,8 @@ class DeviceInfo:
     #: Remarks that are not errors.
     notes: tuple[str, ...] = ()
     _cl: Any = field(default=None, repr=False, compare=False)
-    #: Called with the `pyopencl.Device` before its first use; returns whether the device is usable.
-    _prepare: Callable[[Any], bool] | None = field(default=None, repr=False, compare=False)
+    #: Called with the `pyopencl.Device` before its use; returns '', or why it cannot be used.
+    _prepare: Callable[[Any], str] | None = field(default=None, repr=False, compare=False)
 
     @property
     def key(self) -> str:
@@ -116,8 +116,11 @@ class DeviceInfo:
         """The `pyopencl.Device`; `DeviceError` if there is none in this process."""
         if self._cl is None:
             raise DeviceError(self.describe_problem())
-        if self._prepare and not self._prepare(self._cl):
-            raise DeviceError(f"device {self}: PoCL's record of it does not look as it did; it was not repaired")
+        problem = self._prepare(self._cl) if self._prepare else ""
+        if problem:
+            raise DeviceError(
+                f"device {self}: PoCL's record of it does not look as it did ({problem}); it was left alone"
+            )
         device: pyopencl.Device = self._cl
         return device
 

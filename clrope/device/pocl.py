@@ -97,15 +97,15 @@ def _is_repairable(name: str) -> bool:
     return name in _CANDIDATES[1] and bool(widest) and set(widest[0]) <= set(_CANDIDATES[0])
 
 
-def repair_cpu(device: pyopencl.Device, cpu: str) -> bool:
-    """Set the CPU name for PoCL's compiler; return False if the record did not look as expected."""
-    address, name = _locate(device)
+def repair_cpu(device: pyopencl.Device, cpu: str) -> str:
+    """Set the CPU name for PoCL's compiler; return '', or what is not as expected in the record, then left alone."""
+    address, name, problem = _locate(device)
     if name == cpu:
-        return True
+        return ""
     if not may_need_repair(device):
-        return False
+        return problem or f"the CPU name is {name!r}"
     _point(address, cpu)
-    return True
+    return ""
 
 
 def current_cpu(device: pyopencl.Device) -> str:
@@ -119,7 +119,7 @@ def simulate_unknown_cpu(devices: Iterable[pyopencl.Device]) -> None:
         return
     for device in devices:
         if _is_pocl_3_0(device.platform):  # not a distribution's newer PoCL next to it
-            address, name = _locate(device)
+            address, name, _ = _locate(device)
             if name and name == text(device.version).rpartition("-gnu-")[2]:
                 _point(address, UNKNOWN)
 
@@ -130,18 +130,20 @@ def _is_pocl_3_0(platform: pyopencl.Platform) -> bool:
     return text(platform.name) == PLATFORM and bool(right)
 
 
-def _locate(device: pyopencl.Device) -> tuple[int, str]:
-    """Return (address of the CPU-name field, the name), (0, '') unless the record has just one triple and all fits."""
+def _locate(device: pyopencl.Device) -> tuple[int, str, str]:
+    """Return (address of the CPU-name field, the name, ''), or (0, '', why) if the record is not as expected."""
     base = device.int_ptr
     texts = [read_text(pointer) for pointer in read_pointers(base, _RECORD_POINTERS)]
     places = [i for i, found in enumerate(texts) if found == TRIPLE]
+    if len(places) != 1:
+        return 0, "", f"{len(places)} target triples among {len(texts)} fields"
     # The record also holds the device's name, before the triple.
-    if len(places) != 1 or text(device.name) not in texts[: places[0]]:
-        return 0, ""
+    if text(device.name) not in texts[: places[0]]:
+        return 0, "", "the device's name is not before the target triple"
     i = places[0] + 1
     if i >= len(texts) or not re.fullmatch(r"[a-z0-9][a-z0-9_.-]*", texts[i]):
-        return 0, ""
-    return base + i * ctypes.sizeof(ctypes.c_void_p), texts[i]
+        return 0, "", f"behind the target triple is {texts[i : i + 1]}"
+    return base + i * ctypes.sizeof(ctypes.c_void_p), texts[i], ""
 
 
 def _point(address: int, name: str) -> None:

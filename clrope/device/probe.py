@@ -204,8 +204,11 @@ def _probe(cl: Any, platforms: list[pyopencl.Platform], job: dict[str, Any], sta
     if len(same) <= job.get("ordinal", 0):
         raise ProbeError("hidden", "the device is not there in a fresh process")
     device = same[job.get("ordinal", 0)]
-    if job.get("pocl_cpu") and not repair_cpu(device, job["pocl_cpu"]):
-        raise ProbeError("error", "PoCL's record of the device does not look as expected; left alone")
+    problem = repair_cpu(device, job["pocl_cpu"]) if job.get("pocl_cpu") else ""
+    if problem:
+        raise ProbeError(
+            "error", f"PoCL's record of the device does not look as expected ({problem}); it was left alone"
+        )
     stage("making a context")
     context = cl.Context([device])  # kept here: a queue of Intel's runtime does not keep its context
     queue = cl.CommandQueue(context)

@@ -51,12 +51,12 @@ GOOD = ["pthread-Some CPU", "3.0-rc2", pocl.TRIPLE, "generic", "last"]
 def test_only_the_cpu_name_is_changed(clean: None) -> None:
     record = Record(GOOD)
     assert pocl.may_need_repair(record)  # type: ignore[arg-type]
-    assert pocl.repair_cpu(record, "haswell")  # type: ignore[arg-type]
+    assert pocl.repair_cpu(record, "haswell") == ""  # type: ignore[arg-type]
     assert record.texts() == [*GOOD[:3], "haswell", "last"]
     assert pocl.current_cpu(record) == "haswell"  # type: ignore[arg-type]
     assert not pocl.may_need_repair(record)  # type: ignore[arg-type]
-    assert pocl.repair_cpu(record, "haswell"), "a second time is no error"  # type: ignore[arg-type]
-    assert not pocl.repair_cpu(record, "znver3"), "and another name is refused"  # type: ignore[arg-type]
+    assert pocl.repair_cpu(record, "haswell") == "", "a second time is no error"  # type: ignore[arg-type]
+    assert pocl.repair_cpu(record, "znver3") == "the CPU name is 'haswell'"  # type: ignore[arg-type]
     assert record.texts()[3] == "haswell"
 
 
@@ -66,28 +66,28 @@ def test_what_lies_behind_the_record_does_not_count(clean: None) -> None:
     record = Record(GOOD)
     record.block[100], record.block[101] = record.block[2], record.block[0]
     assert pocl.current_cpu(record) == "generic"  # type: ignore[arg-type]
-    assert pocl.repair_cpu(record, "haswell")  # type: ignore[arg-type]
+    assert pocl.repair_cpu(record, "haswell") == ""  # type: ignore[arg-type]
 
 
 @linux
 @pytest.mark.parametrize(
-    "texts",
+    ("texts", "why"),
     [
-        ["pthread-Some CPU", pocl.TRIPLE, "znver3"],  # a CPU that is known
-        ["pthread-Some CPU", "generic", pocl.TRIPLE],  # another order
-        ["pthread-Some CPU", "aarch64-unknown-linux-gnu", "generic"],
-        ["pthread-Some CPU", pocl.TRIPLE, "x", "generic"],  # something between
-        ["another", pocl.TRIPLE, "generic"],  # not the record of this device
-        ["pthread-Some CPU", pocl.TRIPLE, "generic", pocl.TRIPLE, "generic"],  # which one?
-        ["pthread-Some CPU", pocl.TRIPLE],
-        [],
+        (["pthread-Some CPU", pocl.TRIPLE, "znver3"], "the CPU name is 'znver3'"),  # a CPU that is known
+        (["pthread-Some CPU", "generic", pocl.TRIPLE], "behind the target triple is ['']"),  # another order
+        (["pthread-Some CPU", "aarch64-unknown-linux-gnu", "generic"], "0 target triples among 96 fields"),
+        (["pthread-Some CPU", pocl.TRIPLE, "x", "generic"], "the CPU name is 'x'"),  # something between
+        (["another", pocl.TRIPLE, "generic"], "the device's name is not before the target triple"),
+        (["pthread-Some CPU", pocl.TRIPLE, "generic", pocl.TRIPLE, "generic"], "2 target triples among 96 fields"),
+        (["pthread-Some CPU", pocl.TRIPLE], "behind the target triple is ['']"),
+        ([], "0 target triples among 96 fields"),
     ],
 )
-def test_a_record_that_looks_otherwise_is_not_touched(clean: None, texts: list[str]) -> None:
+def test_a_record_that_looks_otherwise_is_not_touched(clean: None, texts: list[str], why: str) -> None:
     record = Record(texts)
     before = list(record.block)
     assert not pocl.may_need_repair(record)  # type: ignore[arg-type]
-    assert not pocl.repair_cpu(record, "haswell")  # type: ignore[arg-type]
+    assert pocl.repair_cpu(record, "haswell") == why  # type: ignore[arg-type]
     assert list(record.block) == before
 
 
@@ -125,7 +125,7 @@ def test_a_cpu_taken_for_one_with_narrower_vectors(
     record = Record([*GOOD[:3], name, "last"])
     record.version = record.version.replace("generic", name)
     assert pocl.may_need_repair(record) is needed  # type: ignore[arg-type]
-    assert pocl.repair_cpu(record, "cascadelake") is needed  # type: ignore[arg-type]
+    assert (pocl.repair_cpu(record, "cascadelake") == "") is needed  # type: ignore[arg-type]
     assert record.texts()[3] == ("cascadelake" if needed else name)
     assert not pocl.may_need_repair(record)  # type: ignore[arg-type]
 
