@@ -118,6 +118,17 @@ def subfolder(name: str) -> Path:
     raise RopeError(f"{path}: {reason}")
 
 
+def trusted_folder(path: Path) -> Path:
+    """Return a folder outside of the cache directory, made if absent; a temporary one where it cannot be trusted."""
+    reason = _make(path)
+    if not reason:
+        return path
+    warn_once(f"{path} is not used: {reason}")
+    path = temporary_dir() / path.name
+    path.mkdir(mode=0o700, exist_ok=True)
+    return path
+
+
 @contextlib.contextmanager
 def temporary_files(files: Mapping[str, str]) -> Iterator[Path]:
     """Yield a new folder, mode 700, with these files, mode 600; it goes at the end of the `with`."""

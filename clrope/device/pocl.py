@@ -22,9 +22,10 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..cache_folder import subfolder
+from ..cache_folder import trusted_folder
 from ..store import Store
 from .child import run as run_child
 from .info import cpu_fields, cpu_key, limits_key, text
@@ -172,12 +173,19 @@ def wanted_cpu() -> str:
 
 
 def cache_environment(cpu: str) -> dict[str, str | None]:
-    """Return the environment with PoCL's kernel cache for this CPU name; must hold when PoCL starts."""
+    """Return the environment with PoCL's kernel cache for this CPU name; must hold when PoCL starts.
+
+    It lies where PoCL has its own, not in this package's cache directory: PoCL ends the process if a kernel that it has
+    just compiled is deleted there.
+    """
     if not cpu:
         return {}
     given = os.environ.get("POCL_CACHE_DIR")
     if not given:
-        return {"POCL_CACHE_DIR": str(subfolder(f"pocl/{cpu}"))}
+        import platformdirs
+
+        own = Path(platformdirs.user_cache_dir("pocl", appauthor=False))
+        return {"POCL_CACHE_DIR": str(trusted_folder(own / f"clrope-{cpu}"))}
     folder = os.path.join(given, f"clrope-{cpu}")
     with contextlib.suppress(OSError):  # PoCL names a directory that it cannot use
         os.makedirs(folder, exist_ok=True)

@@ -52,7 +52,8 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # PoCL's kernels for CPU names that are tried
     for name in (
         "CLROPE_DEVICE", "PYOPENCL_CTX", "CLROPE_POCL_CPU", "CLROPE_TEST_POCL_GENERIC", "POCL_CACHE_DIR",
         "OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH",
@@ -67,7 +68,8 @@ def script(cache: Path, clean: None, tmp_path: Path) -> Script:
     def run(text: str, cache_dir: Path = cache, **env: str) -> dict[str, Any]:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {
-            **os.environ, "CLROPE_CACHE_DIR": str(cache_dir), "PYTHONPATH": os.pathsep.join(paths), **env,
+            **os.environ, "CLROPE_CACHE_DIR": str(cache_dir), "XDG_CACHE_HOME": str(cache_dir),
+            "PYTHONPATH": os.pathsep.join(paths), **env,
         }  # fmt: skip
         done = subprocess.run(
             [sys.executable, "-c", PRELUDE + text],

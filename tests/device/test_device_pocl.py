@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from clrope.cache_folder import temporary_dir
 from clrope.device import child, pocl
+from clrope.errors import CacheWarning
 
 Script = Callable[..., dict[str, Any]]
 
@@ -222,6 +224,21 @@ def test_a_users_cache_folder_is_used(clean: None, tmp_path: Path, monkeypatch: 
     assert pocl.cache_environment("haswell") == {"POCL_CACHE_DIR": str(tmp_path / "clrope-haswell")}
 
 
+@linux
+def test_else_it_lies_next_to_pocls_own(clean: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in the cache directory, which may be deleted at any time: PoCL then ends the process."""
+    monkeypatch.setenv("CLROPE_CACHE_DIR", str(tmp_path / "clrope"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "pocl" / "clrope-haswell"
+    assert pocl.cache_environment("haswell") == {"POCL_CACHE_DIR": str(folder)}
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    with pytest.warns(CacheWarning, match="clrope-haswell is not used: other users may write to it"):
+        (other,) = pocl.cache_environment("haswell").values()
+    assert other == str(temporary_dir() / "clrope-haswell")
+    assert Path(other).stat().st_mode & 0o777 == 0o700
+
+
 COMPUTE = """
 import numpy as np, pyopencl as cl
 info = next(d for d in D.devices() if d.driver_version.startswith("3.0"))
@@ -253,7 +270,7 @@ def test_an_unknown_cpu_is_repaired(script: Script, cache: Path) -> None:
     assert name
     assert got["device"]["key"].endswith(f"cpu={name}")
     assert any(name in note for note in got["device"]["notes"])
-    assert list((cache / "pocl" / name).iterdir()), "its kernels are kept apart"
+    assert list((cache / "pocl" / f"clrope-{name}").iterdir()), "its kernels are kept apart"
     again = script(COMPUTE, **UNKNOWN)
     assert again["right"]
     assert again["jobs"] == []
