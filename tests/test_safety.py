@@ -94,7 +94,7 @@ def test_an_interrupt_frees_no_memory_under_a_kernel(
 def test_no_memory_is_freed_where_waiting_fails(
     device: clrope.DeviceInfo, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, markers: bool
 ) -> None:
-    """Of trials of host memory, calls and copies: ended by a marker, or, where that fails too, kept for good."""
+    """By a trial of host memory, or any call: waited for by a marker, or, where that fails too, kept for good."""
     monkeypatch.setattr(runtimes, "busy", {})
     runtime = Runtime(runtime_for(device).context, device)
     queue = runtime.queue
@@ -111,6 +111,22 @@ def test_no_memory_is_freed_where_waiting_fails(
             queue.finish()
         assert any(memory is x for memory in runtimes.busy.values()) == (not markers)
     queue.finish()
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_no_memory_of_copies_is_freed_where_waiting_fails(
+    device: clrope.DeviceInfo, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    monkeypatch.setattr(runtimes, "busy", {})
+    x = new(rng)
+    plan = Rope(NEOX, device).plan(x, 3, transfer="copy")
+    with monkeypatch.context() as patch:
+        patch.setattr(cl, "wait_for_events", refuse)
+        patch.setattr("clrope.plan.transfer.all_ended", lambda queue: ended)
+        with pytest.raises(DeviceError):
+            plan.run()
+    assert bool(runtimes.busy) == (not ended)
+    assert same(plan.run(), emulate_rope(x, 3, NEOX)).all()
 
 
 def test_an_interrupt_by_a_signal(device: clrope.DeviceInfo, tmp_path: Path) -> None:

@@ -64,8 +64,8 @@ _CANDIDATES: tuple[dict[str, str], ...] = (
     {"nehalem": "sse4_2 popcnt", "x86-64-v2": "sse4_2 popcnt"},
     {"x86-64": "sse2"},
 )
-#: Pointers of the record that are looked at. The two fields are the 80th and 81st; what lies behind the record (118
-#: or more) changes, and may point to the same texts.
+#: Pointers of the record that are read; the two fields are the 80th and 81st. The record has 129: memory behind it
+#: changes, and may point to the same texts.
 _RECORD_POINTERS = 96
 
 
@@ -175,7 +175,7 @@ def wanted_cpu() -> str:
 def cache_environment(cpu: str) -> dict[str, str | None]:
     """Return the environment with PoCL's kernel cache for this CPU name; must hold when PoCL starts.
 
-    It lies where PoCL has its own, not in this package's cache directory: PoCL ends the process if a kernel that it has
+    It is next to PoCL's own cache, not in this package's cache directory: PoCL ends the process if a kernel that it has
     just compiled is deleted there.
     """
     if not cpu:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..kernels.division import MOST_ROUNDS
 from .child import IMPORTING, Write, serve
 from .info import kind_of, text
 from .pocl import may_need_repair, repair_cpu, simulate_unknown_cpu
@@ -53,7 +54,7 @@ def _times(factor: float) -> Callable[[Array], Array]:
     return lambda x: (x.astype(np.float32) * np.float32(factor)).astype(x.dtype)
 
 
-def _loops(x: Array, rounds: int) -> Array:
+def _first_looped(x: Array, rounds: int) -> Array:
     y, k, one = x.copy(), 0, int(x[0])
     for _ in range(rounds):
         k = (k + k * 2654435761 + one) % 2**32
@@ -72,9 +73,9 @@ BASIC = (
     _Case("half", "half", 1, "vstore_half_rte(vload_half(i, x) * 1.5f, i, y);", _times(1.5)),
     _Case("local", "float", 1, "__local float t[16]; size_t l = get_local_id(0); t[l] = x[i]; "
           "barrier(CLK_LOCAL_MEM_FENCE); y[i] = t[15 - l];", lambda x: x.reshape(-1, 16)[:, ::-1].ravel()),
-    # One work-item makes as many rounds as any of the package does (`kernels.division`).
-    _Case("loop", "uint", 1, "uint k = 0; for (uint j = i ? 1u : 60000u; j > 0; --j) k += k * 2654435761u + x[i]; "
-          "y[i] = k;", lambda x: _loops(x, 60000)),
+    # The first work-item makes as many rounds of a loop as any of the package's kernels.
+    _Case("loop", "uint", 1, f"uint k = 0; for (uint j = i ? 1u : {MOST_ROUNDS}u; j > 0; --j) "
+          "k += k * 2654435761u + x[i]; y[i] = k;", lambda x: _first_looped(x, MOST_ROUNDS)),
 )  # fmt: skip
 
 #: Processor seconds of a trial with wide vectors; it takes 1 to 2.

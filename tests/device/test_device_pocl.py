@@ -64,7 +64,7 @@ def test_only_the_cpu_name_is_changed(clean: None) -> None:
 
 @linux
 def test_what_lies_behind_the_record_does_not_count(clean: None) -> None:
-    """LLVM's own copies of the triple come to lie there, in some processes and at some times."""
+    """A second pointer to the triple, as another object in that memory may hold."""
     record = Record(GOOD)
     record.block[100], record.block[101] = record.block[2], record.block[0]
     assert pocl.current_cpu(record) == "generic"  # type: ignore[arg-type]
