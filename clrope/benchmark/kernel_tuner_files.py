@@ -104,7 +104,7 @@ def _of_entry(record: WorkloadRecord, entry: dict[str, Any], started: str) -> Tr
         parameters |= {(name if number == 0 else f"{name}_{number}"): value for name, value in variant.items()}
     parameters = {"mode": record.mode, "dtype": record.dtype, **parameters}
     if entry["status"] != "ok":
-        told: list[tuple[str, float | str, str]] = [("reason", str(entry["reason"]), "")]
+        told: list[tuple[str, float | str, str]] = [("reason", str(entry.get("reason", "")), "")]
         return TriedConfiguration(parameters, OF_STATUS[entry["status"]], measurements=told, timestamp=started)
     wall = entry["wall"]
     device = entry["device"]

@@ -44,7 +44,7 @@ def tables(results: Sequence[dict[str, Any]]) -> list[Table]:
     for record in known:
         for entry in record.workload["entries"]:
             if entry["status"] != "ok":
-                key = (f"{entry.get('device', '')} {entry['name']}".strip(), entry["status"], entry["reason"])
+                key = (f"{entry.get('device', '')} {entry['name']}".strip(), entry["status"], entry.get("reason", ""))
                 missing.setdefault(key, []).append(record.name)
     found = [
         *(call_tables(calls) if calls else ()),

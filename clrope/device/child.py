@@ -43,6 +43,8 @@ STARTING = "starting"
 IMPORTING = "importing PyOpenCL"
 #: Seconds between two looks at what a child has written.
 _HEARING = 0.05
+#: Seconds in which an ended child's last output is read; a helper of the driver may hold its pipes open for longer.
+_DRAINING = 1.0
 
 
 @dataclass(frozen=True)
@@ -119,13 +121,13 @@ def run(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = process.wait(limit)
         else:
-            code = _wait_and_hear(process, results, limit, silence or limit, heard or (lambda entry: None))
+            code = _wait_and_hear(process, pipes[1], results, limit, silence or limit, heard or (lambda entry: None))
     finally:
         if process.poll() is None:
             _end(process)
         for pipe in pipes:
             if pipe.ident is not None:
-                pipe.join(1.0)  # a helper of the driver may have kept the other end
+                pipe.join(_DRAINING)
         for stream in (process.stdin, process.stdout, process.stderr):
             with contextlib.suppress(OSError):
                 stream.close()  # type: ignore[union-attr]
@@ -159,6 +161,7 @@ def _search_path() -> list[str]:
 
 def _wait_and_hear(
     process: subprocess.Popen[bytes],
+    receiver: threading.Thread,
     results: bytearray,
     limit: float,
     silence: float,
@@ -171,6 +174,8 @@ def _wait_and_hear(
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_HEARING)
         ended, now = process.poll(), time.monotonic()
+        if ended is not None:
+            receiver.join(_DRAINING)  # on a busy machine the last entries are still in the pipe
         whole = bytes(results).rpartition(b"\n")[0]
         if len(whole) > done:
             for entry in _entries(whole[done:]):

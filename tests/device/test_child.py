@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,3 +97,24 @@ def test_a_job_that_nobody_reads_is_no_hang(tmp_path: Path, monkeypatch: pytest.
     result = child.run({"text": "x" * 10_000_000}, module="closing")
     assert result.outcome == "unavailable"
     assert "exit status 3" in result.reason
+
+
+def test_what_a_child_wrote_last_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although it has ended: on a busy machine nobody may have read it yet."""
+    (tmp_path / "writing.py").write_text(
+        "from clrope.device import child\n"
+        "def work(job, write):\n    [write(number=k) for k in range(9)]\n    return {}\n"
+        "def main():\n    child.serve(work)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    receive = child._receive
+
+    def late(*arguments: Any) -> None:
+        time.sleep(0.5)  # long after the child's end
+        receive(*arguments)
+
+    monkeypatch.setattr(child, "_receive", late)
+    heard: list[dict[str, Any]] = []
+    result = child.run({}, module="writing", heard=heard.append)
+    assert result.outcome == "ok"
+    assert [entry["number"] for entry in heard if "number" in entry] == [*range(9)]

@@ -63,7 +63,9 @@ def outcome(what: str, code: int, printed: str, errors: str) -> str:
         return f"error: {said[:150]}" if code == 2 else f"NO JSON: {printed[:100]!r}"
     if what == "devices":
         sick = [d["health"] for d in read["devices"] if d["health"]["status"] != "ok"]
-        reasons = [" ".join(f"{health['status']}: {health['reason']}".split())[:120] for health in sick]
+        # The table takes a semicolon for what is wrong besides an error.
+        told = (f"{health['status']}: {health['reason']}".replace(";", ",") for health in sick)
+        reasons = [" ".join(text.split())[:120] for text in told]
         if any(not health["reason"] or not health["hint"] for health in sick):
             return f"NO REASON: {sick}"
         return f"error: {' / '.join(dict.fromkeys(reasons))}" if reasons else "right"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from made_up_files import fleet, small, spoil, tuning, verification
 
+from clrope.benchmark.kernel_tuner_files import of_bench
 from clrope.benchmark.results import LARGEST_RESULT
 from clrope.portability.page import page_text
 from clrope.portability.portability_report import make_report, markdown_text
@@ -179,6 +180,20 @@ def test_a_changed_field_is_refused_or_reported(kind, put, seed):
             except Exception as error:
                 raise AssertionError(f"{kind}: {[*way, last]} = {value!r}") from error
     assert refused
+
+
+def test_an_entry_that_does_not_say_why_it_was_not_timed(put):
+    result = small()
+    entries = [e for w in result["workloads"] for e in w["entries"] if e["status"] != "ok"]
+    assert entries
+    for entry in entries:
+        del entry["reason"]
+    found = read_files([put("result.json", result)])
+    assert not found.unread
+    report = make_report(found)
+    assert entries[0]["name"] in page_text(report)
+    assert f"| {entries[0]['status']} |" in markdown_text(found, report)
+    assert of_bench(result)
 
 
 def test_text_of_a_file_is_text_on_the_page(put):
