@@ -62,7 +62,7 @@ class AngleForm:
     sections:    the pairs of a token have positions of several axes.
     counting:    row r has the position `positions + r`, a scalar argument; otherwise positions are int64[axes][rows].
     one_axis:    the first row of positions drives all pairs.
-    wide:        positions may lie outside ±2**31, so the lower 64 bits of the steps are needed.
+    wide:        positions may be outside ±2**31, so the lower 64 bits of the steps are needed.
     """
 
     exact: bool = False

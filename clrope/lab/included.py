@@ -1,4 +1,4 @@
-"""The files that a kernel file includes, and those that they include: what a change of a kernel may lie in."""
+"""The files that a kernel file includes, and those that they include: where a change of a kernel may be."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class LabReport:
             "signature": self.signature, "seed": self.seed, "suites": self.suites, "ok": self.ok,
             "devices": [
                 {
-                    "name": d.target.name, "trouble": d.target.problem, "left_out": d.left_out,
+                    "name": d.target.name, "problem": d.target.problem, "left_out": d.left_out,
                     "verdicts": {s: d.verdict(s) for s in self.suites},
                     "counts": {s: dict(d.counts(s)) for s in self.suites},
                     "results": [r.to_dict() for r in d.results],

@@ -41,7 +41,7 @@ class PositionForm(NamedTuple):
     """All of positions but their values.
 
     counting: they count up by one from a number. axes: rows of positions for each token. batch_stride: rows from one
-    batch to the next, 0 if all share them. wide: some may lie outside ±2**31.
+    batch to the next, 0 if all share them. wide: some may be outside ±2**31.
     """
 
     counting: bool

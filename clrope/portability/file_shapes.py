@@ -182,7 +182,7 @@ class TargetShape(msgspec.Struct):
     """A device that was, or was not, verified."""
 
     name: Text
-    trouble: Text = ""
+    problem: Text = ""
     device: dict[str, Any] | None = None
 
 

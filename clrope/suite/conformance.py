@@ -35,7 +35,7 @@ class Target:
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
         known = self.device.to_dict() if self.device is not None else None
-        return {"name": self.name, "asked": self.asked, "trouble": self.problem, "device": known}
+        return {"name": self.name, "asked": self.asked, "problem": self.problem, "device": known}
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ def read(driver: Driver, reports: Sequence[dict[str, Any]]) -> list[Row]:
     """Return a row for each device of the reports of `clrope verify --json`, which have the same devices."""
     rows = []
     for tested in reports[0]["devices"]:
-        device, problem = tested["device"], tested["trouble"]
+        device, problem = tested["device"], tested["problem"]
         if problem and not tested["asked"]:
             continue  # of another driver, which the environment hides
         if problem or device is None:

@@ -27,9 +27,9 @@ SEED, PART = Run(("seed",)), Run(("seed",), "type=f16")
 DRIVER = Driver("rusticl", "rusticl", runs=(SEED,))
 
 
-def report(*results: dict[str, Any], trouble: str = "", asked: bool = True, differing: Any = ()) -> dict[str, Any]:
+def report(*results: dict[str, Any], problem: str = "", asked: bool = True, differing: Any = ()) -> dict[str, Any]:
     cases = [{"suite": "seed", "device": "a", "detail": "", "nmse": 0.5, "digest": "1", **r} for r in results]
-    tested = [{"name": "a", "asked": asked, "trouble": trouble, "device": DEVICE}]
+    tested = [{"name": "a", "asked": asked, "problem": problem, "device": DEVICE}]
     return {"devices": tested, "results": cases, "bits": {"differing": list(differing)}}
 
 
@@ -81,9 +81,9 @@ def test_expected_failures_of_cases_and_of_tests_do_not_meet() -> None:
     assert expected_case((of_a_test,), "tests/test_a.py::test_b") is None
 
 
-def test_a_device_in_trouble_is_unexpected_if_it_was_asked_for() -> None:
-    assert [row.unexpected for row in read(DRIVER, [report(trouble="it crashed")])] == [["it crashed"]]
-    assert read(DRIVER, [report(trouble="it is hidden", asked=False)]) == []
+def test_a_device_that_cannot_be_used_is_unexpected_if_it_was_asked_for() -> None:
+    assert [row.unexpected for row in read(DRIVER, [report(problem="it crashed")])] == [["it crashed"]]
+    assert read(DRIVER, [report(problem="it is hidden", asked=False)]) == []
 
 
 def test_a_run_of_nothing_is_unexpected() -> None:

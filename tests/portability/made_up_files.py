@@ -37,7 +37,7 @@ def verification(failing=(), differing=(), worker=None):
          "seconds": 0.3}
         for name in ("pocl", "intel")
     ]  # fmt: skip
-    devices = [{"name": name, "asked": False, "trouble": "", "device": {"key": name, "name": "A CPU", "kind": "cpu",
+    devices = [{"name": name, "asked": False, "problem": "", "device": {"key": name, "name": "A CPU", "kind": "cpu",
                 "driver_version": "1"}} for name in ("pocl", "intel")]  # fmt: skip
     return {
         "schema": "clrope.verify/1", "clrope": "0", "seed": 7, "suites": ["seed"], "filter": "", "remarks": {},
