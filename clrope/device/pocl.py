@@ -215,8 +215,9 @@ def decide_cpu(
         return result.answer if result.outcome == "ok" else {"cause": result.outcome, "reason": result.reason}
 
     answer = trial("")
-    if answer["cause"] in ("", "unavailable", "hidden"):
-        # It works, or fails in another way, which the probe of the device will report.
+    if answer["cause"] in ("", "unavailable", "hidden", "timeout"):
+        # It works, or fails in another way, which the probe of the device will report. Each name that is tried on a
+        # device that hangs would take the whole time limit.
         if answer["cause"] != "unavailable":
             _STORE.put(failure_key, Decision("", ""), keep_s=3600)
         return Decision("", "")
@@ -231,6 +232,8 @@ def decide_cpu(
             _STORE.put(key, decision)
             return decision
         failed.append(f"{name}: {answer['reason']}")
+        if answer["cause"] == "timeout":
+            break
     decision = Decision("", f"none of the CPU names tried works ({'; '.join(failed)})")
     _STORE.put(failure_key, decision, keep_s=3600)
     return decision

@@ -212,6 +212,23 @@ def test_kernels_that_fail_on_an_older_cpus_name(
     assert "narrower vectors" in decide().reason
 
 
+@pytest.mark.parametrize(("hanging", "expected"), [("", [""]), ("skylake-avx512", ["", "skylake-avx512"])])
+def test_no_name_is_tried_after_one_that_hangs(
+    cache: Path, clean: None, monkeypatch: pytest.MonkeyPatch, hanging: str, expected: list[str]
+) -> None:
+    asked = made_up(monkeypatch, "icelake-server")
+    others = pocl.run_child
+
+    def run(job: dict[str, Any], env: dict[str, str]) -> child.ChildResult:
+        ended = others(job, env)
+        return child.ChildResult("timeout", {}, "no answer in 60 s") if job["pocl_cpu"] == hanging else ended
+
+    monkeypatch.setattr(pocl, "run_child", run)
+    assert decide().cpu == ""
+    assert asked == expected
+    assert "no answer" in decide().reason or not hanging
+
+
 def test_what_works_is_left_alone(cache: Path, clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = made_up(monkeypatch, "")
     assert decide().cpu == ""
