@@ -55,8 +55,9 @@ def in_round(number: int, turns: int, count: int) -> bool:
 
 
 def by_round(turns: Sequence[float], count: int) -> dict[int, float]:
-    """Return an entry's turns by the numbers of their rounds, of `count`."""
-    return dict(zip((k for k in range(count) if in_round(k, len(turns), count)), turns, strict=False))
+    """Return an entry's turns by the numbers of their rounds (`in_round`), of `count`; turns beyond it have none."""
+    few = min(count, len(turns))
+    return {-(-k * count // few): turn for k, turn in enumerate(turns[:few])}  # rounded up
 
 
 def paired(over: Mapping[int, float], under: Mapping[int, float]) -> list[float]:

@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
+_MOST = (1 << 63) - 1
+Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
 Duration = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Error = Annotated[float, msgspec.Meta(ge=0)] | None
@@ -24,7 +26,7 @@ class TimesShape(msgspec.Struct):
     p20: Duration
     median: Duration
     p80: Duration
-    n: Annotated[int, msgspec.Meta(ge=1)]
+    n: Positive
     turns: list[Duration] = []
 
 
@@ -62,19 +64,19 @@ class WorkloadShape(msgspec.Struct):
     """One workload with its entries."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[^/]+(/[^/]+){4}$", max_length=200)]
-    tensors: list[Annotated[list[Annotated[int, msgspec.Meta(ge=1)]], msgspec.Meta(min_length=4, max_length=4)]]
+    tensors: list[Annotated[list[Positive], msgspec.Meta(min_length=4, max_length=4)]]
     dtype: Text
     in_place: bool
     cached: bool
     latency: bool
-    tensor_bytes: Annotated[int, msgspec.Meta(ge=1)]
-    bytes_moved: Annotated[int, msgspec.Meta(ge=1)]
+    tensor_bytes: Positive
+    bytes_moved: Positive
     config: ConfigShape
     entries: list[EntryShape]
     load: Load = None
     calls: Text = ""
-    layers: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    rounds: Annotated[int, msgspec.Meta(ge=1)] | msgspec.UnsetType = msgspec.UNSET
+    layers: Positive | None = None
+    rounds: Positive | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         if self.calls and self.layers is None:
@@ -95,7 +97,7 @@ class EnvironmentShape(msgspec.Struct):
     """The machine of a benchmark, and its load."""
 
     cpu: Text
-    cpus: Annotated[int, msgspec.Meta(ge=1)]
+    cpus: Positive
     system: Text
     python: Text
     versions: dict[str, Text]
@@ -106,8 +108,8 @@ class EnvironmentShape(msgspec.Struct):
 class BenchOptionsShape(msgspec.Struct):
     """How much was measured."""
 
-    rounds: Annotated[int, msgspec.Meta(ge=1)]
-    threads: Annotated[int, msgspec.Meta(ge=1)]
+    rounds: Positive
+    threads: Positive
     tiny: bool
 
 
@@ -122,7 +124,7 @@ class ProcessShape(msgspec.Struct):
     inside: TimesShape | None = None
     imports: TimesShape | None = None
     output_bytes: Count = 0
-    extra_bytes: int = 0
+    extra_bytes: Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)] = 0
 
     def __post_init__(self) -> None:
         if self.status == "ok" and self.kind == "first call" and None in (self.whole, self.inside, self.imports):

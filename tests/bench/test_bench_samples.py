@@ -64,7 +64,11 @@ def test_turns_by_round():
     assert by_round([7, 8, 9], 3) == {0: 7, 1: 8, 2: 9}
     some = by_round([7, 8, 9], 9)
     assert list(some.values()) == [7, 8, 9]
-    assert list(some) == [k for k in range(9) if in_round(k, 3, 9)]
+    for turns in range(1, 12):
+        for count in range(1, 30):
+            rounds = [k for k in range(count) if in_round(k, turns, count)]
+            assert by_round([*range(turns)], count) == dict(zip(rounds, range(turns), strict=False))
+    assert list(some) == [0, 3, 6]
     assert paired({0: 4, 3: 9}, {0: 2, 1: 5, 3: 3}) == [2, 3]
     assert paired({0: 4}, {}) == []
 

@@ -150,6 +150,9 @@ def places(data, path=()):
         yield from places(value, (*path, key))
 
 
+CHANGED = [None, -1, 0, 2**62, 2**70, 10**400, "", "x/y", [], {}, [[]], True, 1e300, 1e-320, "<script>", {"a": 1}]
+
+
 @pytest.mark.parametrize("kind", ["bench", "verify", "tune", "fleet"])
 def test_a_changed_field_is_refused_or_reported(kind, put, seed):
     """Whatever stands in a field: never another exception than an error that names the file."""
@@ -163,7 +166,7 @@ def test_a_changed_field_is_refused_or_reported(kind, put, seed):
         inside = data
         for key in way:
             inside = inside[key]
-        value = rng.choice([None, -1, 0, 2**70, "", "x/y", [], {}, [[]], True, 1e300, "<script>", {"a": 1}])
+        value = rng.choice(CHANGED)
         if rng.random() < 0.3 and isinstance(inside, dict):
             del inside[last]
         else:
@@ -180,6 +183,14 @@ def test_a_changed_field_is_refused_or_reported(kind, put, seed):
             except Exception as error:
                 raise AssertionError(f"{kind}: {[*way, last]} = {value!r}") from error
     assert refused
+
+
+def test_a_file_that_claims_many_rounds_is_reported_at_once(put):
+    result = small()
+    result["options"]["rounds"] = 2**62
+    found = read_files([put("result.json", result)])
+    assert not found.unread
+    assert result["workloads"][0]["entries"][0]["name"] in page_text(make_report(found))
 
 
 def test_an_entry_that_does_not_say_why_it_was_not_timed(put):
