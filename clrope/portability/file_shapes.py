@@ -12,7 +12,7 @@ import msgspec
 _MOST = (1 << 63) - 1
 Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
-Duration = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
+Duration = Annotated[float, msgspec.Meta(ge=1e-18, le=1e18)]
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Error = Annotated[float, msgspec.Meta(ge=0)] | None
 Text = Annotated[str, msgspec.Meta(max_length=10_000)]
@@ -123,12 +123,14 @@ class ProcessShape(msgspec.Struct):
     whole: TimesShape | None = None
     inside: TimesShape | None = None
     imports: TimesShape | None = None
-    output_bytes: Count = 0
-    extra_bytes: Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)] = 0
+    output_bytes: Count | None = None
+    extra_bytes: Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)] | None = None
 
     def __post_init__(self) -> None:
         if self.status == "ok" and self.kind == "first call" and None in (self.whole, self.inside, self.imports):
             raise ValueError("a first call lacks its times")
+        if self.status == "ok" and self.kind == "peak memory" and None in (self.output_bytes, self.extra_bytes):
+            raise ValueError("a peak memory lacks its bytes")
 
 
 class BenchShape(msgspec.Struct):
