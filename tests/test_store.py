@@ -231,6 +231,7 @@ def test_a_snapshot_is_read_once_and_its_version_tells(cache: Path, monkeypatch:
 def test_a_stopped_holder_of_a_lock_does_not_stop_others(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "_SILENCE_S", 0.2)
     monkeypatch.setattr(store, "_BEAT_S", 0.05)
+    cache.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(str(cache / "x.lock")), store.locked("x", timeout=1e9, beating=True) as held:  # for ever
         assert not held
 

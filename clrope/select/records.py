@@ -105,7 +105,7 @@ class TuningRecord:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TuningRecord:
-        """Return the record of `to_dict`; `ValueError`, `KeyError` or `TypeError` for anything else."""
+        """Return the record of `to_dict`; `ValueError`, `KeyError`, `TypeError`, `OverflowError` for anything else."""
         key = TuningKey(str(data["dtype"]), data["pairing"], bool(data["in_place"]), data["size"])
         if key.pairing not in get_args(Pairing) or key.size not in SIZES:
             raise ValueError(f"key: got {key}")

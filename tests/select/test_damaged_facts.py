@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import lzma
 from pathlib import Path
@@ -49,3 +50,14 @@ def test_a_fact_that_is_missing_or_of_another_type(name: str, entry: Any, tmp_pa
 @pytest.mark.parametrize("name", ["cpu", "device"])
 def test_where_it_was_made(name: str, entry: Any, tmp_path: Path) -> None:
     assert read(tmp_path, {"bad": {**entry, "record": {**entry["record"], name: 7}}}) == []
+
+
+@pytest.mark.parametrize("place", [["ceiling_gbs"], ["written"], ["results", 0, "seconds"], ["results", 0, "gbs"]])
+def test_a_number_beyond_float64(place: list[Any], entry: Any, tmp_path: Path) -> None:
+    damaged = copy.deepcopy(entry)
+    *outer, last = ["record", *place]
+    inner = damaged
+    for key in outer:
+        inner = inner[key]
+    inner[last] = 10**400
+    assert len(read(tmp_path, {"bad": damaged, "good": entry})) == 1
