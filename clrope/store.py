@@ -168,7 +168,8 @@ class Snapshot(Generic[T]):
 def locked(name: str, timeout: float = 3.0, *, beating: bool = False) -> Iterator[bool]:
     """Hold the lock `name` of the cache directory; yields False, not held, where it could not be had in time.
 
-    timeout: seconds. beating: for what takes long. The holder shows that it goes on; others wait only as long as that.
+    timeout: seconds. beating: for what takes long. The holder shows that it goes on, by a file `<name>.alive`; others
+    wait only as long as that.
     """
     import filelock
 
@@ -182,14 +183,14 @@ def locked(name: str, timeout: float = 3.0, *, beating: bool = False) -> Iterato
             os.close(handle)
         lock = filelock.FileLock(str(path), mode=0o600)
         if beating:
-            _acquire_from_living(lock, path, timeout)
+            _acquire_from_living(lock, _alive(path), timeout)
         else:
             lock.acquire(timeout=timeout)
     except (filelock.Timeout, OSError, NotImplementedError, RopeError):
         yield False
         return
     try:
-        with _beating(path) if beating else contextlib.nullcontext():
+        with _beating(_alive(path)) if beating else contextlib.nullcontext():
             yield True
     finally:
         lock.release()
@@ -205,8 +206,13 @@ def _check_locks(handle: int) -> None:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
+def _alive(lock: Path) -> Path:
+    """Return the file that a lock's holder touches. It is not the lock: older filelocks touch that when they ask."""
+    return lock.with_suffix(".alive")
+
+
 def _acquire_from_living(lock: filelock.BaseFileLock, path: Path, timeout: float) -> None:
-    """Acquire a lock; raise `filelock.Timeout` after `timeout`, or once its file was not touched for `_SILENCE_S`.
+    """Acquire a lock; raise `filelock.Timeout` after `timeout`, or once `path` was not touched for `_SILENCE_S`.
 
     A holder may be stopped (Ctrl-Z, a debugger, a container that is paused) and keep the lock for ever.
     """
@@ -227,21 +233,24 @@ def _acquire_from_living(lock: filelock.BaseFileLock, path: Path, timeout: float
 
 @contextlib.contextmanager
 def _beating(path: Path) -> Iterator[None]:
-    """Touch a file all the time, from a thread."""
+    """Touch a file all the time, from a thread; it goes at the end."""
     end = threading.Event()
 
     def beat() -> None:
         with contextlib.suppress(OSError):  # the cache was deleted
-            os.utime(path)
             while not end.wait(_BEAT_S):
                 os.utime(path)
 
-    with contextlib.suppress(RuntimeError):  # no thread can be started: others do not wait long
+    # No file can be made, or no thread started: others do not wait long.
+    with contextlib.suppress(OSError, RuntimeError):
+        path.touch(0o600)
         threading.Thread(target=beat, daemon=True).start()
     try:
         yield
     finally:
         end.set()
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _touched(path: Path) -> int:

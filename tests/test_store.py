@@ -261,9 +261,10 @@ def test_the_holder_of_a_lock_shows_that_it_goes_on(cache: Path, monkeypatch: py
     monkeypatch.setattr(store, "_BEAT_S", 0.01)
     with store.locked("x", beating=True):
         for _ in range(3):
-            os.utime(cache / "x.lock", (0, 0))
-            while not (cache / "x.lock").stat().st_mtime:  # for ever, if nothing touches it
+            os.utime(cache / "x.alive", (0, 0))
+            while not (cache / "x.alive").stat().st_mtime:  # for ever, if nothing touches it
                 time.sleep(0.01)
+    assert not (cache / "x.alive").exists()
 
 
 def test_a_lock_is_held_where_no_thread_can_be_started(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
