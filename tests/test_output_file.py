@@ -115,6 +115,22 @@ def test_no_part_of_a_new_kernel_stays(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(tmp_path.iterdir()) == []
 
 
+def run_in_a_deleted_directory(code: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code that first deletes its current directory, which is in `sys.path`.
+
+    It is a script: with `-c`, NumPy 2.5 itself cannot be imported by Python 3.13.0 then.
+    """
+    gone, script = folder / "gone", folder / "script.py"
+    gone.mkdir()
+    script.write_text(
+        f"import os, sys; os.rmdir({str(gone)!r}); sys.path[:0] = ['', {str(PACKAGE.parent)!r}]\n{code}\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", str(script)], cwd=gone, env={**os.environ, **environment}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="a current directory can be removed")
 @pytest.mark.parametrize(
     ("words", "why"),
@@ -126,25 +142,15 @@ def test_no_part_of_a_new_kernel_stays(tmp_path: Path, monkeypatch: pytest.Monke
     ],
 )
 def test_a_current_directory_that_was_deleted(words: list[str], why: str, tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    code = f"import os, sys; os.rmdir({str(gone)!r}); sys.path[:0] = ['', {str(PACKAGE.parent)!r}]\n"
-    code += f"sys.argv = ['clrope', *{words!r}]\nfrom clrope.__main__ import main\nmain()\n"
-    done = subprocess.run([sys.executable, "-c", code], cwd=gone, capture_output=True, text=True, check=False)
+    code = f"sys.argv = ['clrope', *{words!r}]\nfrom clrope.__main__ import main\nmain()"
+    done = run_in_a_deleted_directory(code, tmp_path)
     assert done.returncode == 2
     assert done.stderr == f"clrope: {words[-1]}: cannot be written ({why})\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a current directory can be removed")
 def test_devices_are_found_in_a_current_directory_that_was_deleted(tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    code = f"import os, sys; os.rmdir({str(gone)!r}); sys.path[:0] = ['', {str(PACKAGE.parent)!r}]\n"
-    code += "import clrope; print(sum(d.health.ok for d in clrope.devices(refresh=True)))"
-    environment = {**os.environ, "CLROPE_CACHE_DIR": "relative"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], cwd=gone, env=environment, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+    code = "import clrope; print(sum(d.health.ok for d in clrope.devices(refresh=True)))"
+    done = run_in_a_deleted_directory(code, tmp_path, CLROPE_CACHE_DIR="relative")
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 0

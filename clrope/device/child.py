@@ -95,12 +95,15 @@ def run(
     limit = time_limit() if limit is None else limit
     changed = {**os.environ, "PYTHONWARNINGS": "ignore", "PYOPENCL_NO_CACHE": "1", **(env or {})}
     environment = {name: value for name, value in changed.items() if value is not None}
-    packages = "\n".join(_search_path())
+    here = _current_directory()
+    # With a name for the current directory; without it where that was deleted.
+    packages = "\n".join(path or here for path in sys.path if path or here)
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", _BOOT, packages, module],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, env=environment,
             start_new_session=True,  # so that a hanging driver's own helpers go with it
+            cwd=None if here else os.sep,  # NumPy 2.5 in Python 3.13.0 cannot be imported in a deleted one
         )  # fmt: skip
     except OSError as error:
         return ChildResult("unavailable", reason=f"could not start a child process: {error}")
@@ -151,12 +154,11 @@ def run(
     return ChildResult(outcome, {}, reason, stage, output, entries)
 
 
-def _search_path() -> list[str]:
-    """Return `sys.path` with a name for the current directory; without it where that was deleted."""
+def _current_directory() -> str:
+    """Return the current directory, '' if it was deleted."""
     with contextlib.suppress(OSError):
-        here = os.getcwd()
-        return [path or here for path in sys.path]
-    return [path for path in sys.path if path]
+        return os.getcwd()
+    return ""
 
 
 def _wait_and_hear(
