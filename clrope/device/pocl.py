@@ -64,6 +64,7 @@ _CANDIDATES: tuple[dict[str, str], ...] = (
     {"nehalem": "sse4_2 popcnt", "x86-64-v2": "sse4_2 popcnt"},
     {"x86-64": "sse2"},
 )
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 #: Pointers of the record that are read; the two fields are the 80th and 81st. The record has 129: memory behind it
 #: changes, and may point to the same texts.
 _RECORD_POINTERS = 96
@@ -142,7 +143,7 @@ def _locate(device: pyopencl.Device) -> tuple[int, str, str]:
     if text(device.name) not in texts[: places[0]]:
         return 0, "", "the device's name is not before the target triple"
     i = places[0] + 1
-    if i >= len(texts) or not re.fullmatch(r"[a-z0-9][a-z0-9_.-]*", texts[i]):
+    if i >= len(texts) or not _NAME.fullmatch(texts[i]):
         return 0, "", f"behind the target triple is {texts[i : i + 1]}"
     return base + i * ctypes.sizeof(ctypes.c_void_p), texts[i], ""
 
@@ -203,10 +204,14 @@ def decide_cpu(
     given = wanted_cpu()
     if given.lower() == "off":
         return Decision("", "the repair is turned off by CLROPE_POCL_CPU=off")
+    if given and not _NAME.fullmatch(given):
+        return Decision("", f"CLROPE_POCL_CPU: got {given[:80]!r}, a CPU name of LLVM is needed")
+    names = [given] if given else candidates(cpu_fields().get("flags", "").split())
     key = " | ".join([cpu_key(), platform_version, given, os.environ.get(SIMULATE_VARIABLE, "")])
     failure_key = f"{key} | {limits_key()}"
     known = None if refresh else _STORE.get(failure_key) or _STORE.get(key)
-    if known is not None:
+    # A name becomes part of a path, and goes to the compiler: no other text of a file does.
+    if known is not None and known.cpu in ("", *names):
         return known
 
     def trial(cpu: str) -> dict[str, Any]:
@@ -224,7 +229,7 @@ def decide_cpu(
     unknown = FAILURE in answer["reason"]
     problem = "does not know this CPU" if unknown else "takes this CPU for an older one, with narrower vectors"
     failed = []
-    for name in [given] if given else candidates(cpu_fields().get("flags", "").split()):
+    for name in names:
         answer = trial(name)
         if not answer["cause"]:
             decision = Decision(name, f"PoCL's LLVM {problem}; {name!r} was tried and works")

@@ -193,6 +193,27 @@ def test_the_first_name_that_works_is_taken_and_remembered(
     assert "SIGILL" in entry["record"]["reason"]
 
 
+@pytest.mark.parametrize("name", ["../x", "x" * 300, "a\0b", "haswell -x", "icelake-client"])
+def test_no_other_name_is_taken_from_the_cache(
+    cache: Path, clean: None, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    made_up(monkeypatch, "cascadelake")
+    assert decide().cpu == "cascadelake"
+    stored = json.loads((cache / "pocl.json").read_text())
+    for entry in stored["entries"].values():
+        entry["record"]["cpu"] = name
+    (cache / "pocl.json").write_text(json.dumps(stored))
+    assert decide().cpu == "cascadelake"
+
+
+@pytest.mark.parametrize("name", ["../x", "x" * 300, "Haswell", "haswell -x"])
+def test_a_users_name_that_is_none(cache: Path, clean: None, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    asked = made_up(monkeypatch, name)
+    monkeypatch.setenv("CLROPE_POCL_CPU", name)
+    assert decide() == pocl.Decision("", f"CLROPE_POCL_CPU: got {name[:80]!r}, a CPU name of LLVM is needed")
+    assert asked == []
+
+
 @pytest.mark.parametrize("failure", ["crash", "wrong"])
 def test_kernels_that_fail_on_an_older_cpus_name(
     cache: Path, clean: None, monkeypatch: pytest.MonkeyPatch, failure: str
