@@ -11,6 +11,8 @@ from ..errors import ConfigError
 
 _MOST_CHARACTERS = 500
 _MOST_EXPONENT = 64
+#: Bits of an integer on the way: a power of powers would take minutes.
+_MOST_BITS = 4096
 
 _TWO: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -24,6 +26,15 @@ def _power(base: Any, exponent: Any) -> Any:
     if abs(exponent) > _MOST_EXPONENT:
         raise ValueError(f"an exponent of {exponent}, at most {_MOST_EXPONENT} is allowed")
     return base**exponent
+
+
+def _of_two(operation: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    if isinstance(left, str) or isinstance(right, str):  # repeated, or formatted, it could fill the memory
+        raise TypeError("a text can be compared only")
+    result = operation(left, right)
+    if isinstance(result, int) and result.bit_length() > _MOST_BITS:
+        raise ValueError(f"an integer of {result.bit_length()} bits, at most {_MOST_BITS} are allowed")
+    return result
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -70,9 +81,9 @@ class Expression:
                 raise ConfigError(f"{self._where}: {node.id!r} in {self.text!r} is unknown; known are {_listed(known)}")
             return known[node.id]
         if isinstance(node, ast.BinOp) and type(node.op) in _TWO:
-            return _TWO[type(node.op)](self._value(node.left, known), self._value(node.right, known))
+            return _of_two(_TWO[type(node.op)], self._value(node.left, known), self._value(node.right, known))
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
-            return _power(self._value(node.left, known), self._value(node.right, known))
+            return _of_two(_power, self._value(node.left, known), self._value(node.right, known))
         if isinstance(node, ast.UnaryOp) and type(node.op) in _ONE:
             return _ONE[type(node.op)](self._value(node.operand, known))
         if isinstance(node, ast.BoolOp):

@@ -194,7 +194,9 @@ def test_expressions(text: str, value: object) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "tokens *", "__import__('os')", "tokens.real", "[1]", "tokens[0]", "lambda: 1", "f(1)", "1 // 0", "9 ** 999",
-     "nowhere", "'a' * 2 - 1", "1 < 2 < 3", "min()", "(" * 300 + ")" * 300, "1 + " * 400 + "1"],
+     "nowhere", "'a' * 2 - 1", "1 < 2 < 3", "min()", "(" * 300 + ")" * 300, "1 + " * 400 + "1",
+     "'x' * 10 ** 9", "'%900000000d' % tokens", "((((2 ** 64) ** 64) ** 64) ** 64) ** 64",
+     "2 ** 64 ** 2 * tokens ** 64 ** 2"],
 )  # fmt: skip
 def test_expressions_that_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^here: "):
