@@ -75,11 +75,9 @@ class Package:
         self.path_of = {id(node): path for path, tree in self.trees.items() for node in ast.walk(tree)}
         constants = [node for tree in self.trees.values() for node in tree.body]
         self.constants = {name: value for node in constants for name, value in assigned(node) if name.isupper()}
-        documentation = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-        parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
-        self.texts = {
-            normal(text) for node in nodes if id(node) not in documentation | parts and (text := literal(node))
-        }
+        left_out = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # documentation
+        left_out |= {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+        self.texts = {normal(text) for node in nodes if id(node) not in left_out and (text := literal(node))}
 
     def resolve(self, node: ast.AST | None, inside: ast.AST, depth: int = 6) -> set[str]:
         """All texts that an expression can stand for: by names, choices, lists, and functions of the package."""
