@@ -62,7 +62,7 @@ class VariantResult:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> VariantResult:
-        """Return the result of `to_dict`; `ValueError`, `KeyError` or `TypeError` for anything else."""
+        """Return the result of `to_dict`; `ValueError`, `KeyError`, `TypeError`, `OverflowError` for anything else."""
         if data["outcome"] not in OUTCOMES:
             raise ValueError(f"outcome: got {data['outcome']!r}")
         return cls(

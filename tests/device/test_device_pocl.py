@@ -63,7 +63,7 @@ def test_only_the_cpu_name_is_changed(clean: None) -> None:
 
 
 @linux
-def test_what_lies_behind_the_record_does_not_count(clean: None) -> None:
+def test_memory_behind_the_record_does_not_count(clean: None) -> None:
     """A second pointer to the triple, as another object in that memory may hold."""
     record = Record(GOOD)
     record.block[100], record.block[101] = record.block[2], record.block[0]
@@ -263,7 +263,7 @@ def test_a_users_cache_folder_is_used(clean: None, tmp_path: Path, monkeypatch: 
 
 
 @linux
-def test_else_it_lies_next_to_pocls_own(clean: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_else_it_is_next_to_pocls_own(clean: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in the cache directory, which may be deleted at any time: PoCL then ends the process."""
     monkeypatch.setenv("CLROPE_CACHE_DIR", str(tmp_path / "clrope"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

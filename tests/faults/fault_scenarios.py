@@ -65,7 +65,7 @@ def one_shot(device: clrope.DeviceInfo, rng: np.random.Generator, armed: Armed) 
         yield armed(lambda: clrope.rope(x, 7, NEOX, device=device, out=out)), emulate_rope(before, 7, NEOX)
         yield armed(lambda: clrope.rope((x, x[:, :, :1]), 7, NEOX, device=device)[0]), emulate_rope(before, 7, NEOX)
     finally:
-        assert (np.delete(memory, slice(GUARD, -GUARD)) == POISON).all(), "memory beside the output was written"
+        assert (np.delete(memory, slice(GUARD, -GUARD)) == POISON).all(), "memory next to the output was written"
         assert np.array_equal(x, before), "the input was written"
 
 
@@ -94,7 +94,7 @@ def copies(device: clrope.DeviceInfo, rng: np.random.Generator, armed: Armed) ->
         yield armed(made.run), emulate_rope(x, 3, NEOX)
         yield armed(lambda: made.run(positions=90)), emulate_rope(x, 90, NEOX)
     finally:
-        assert (np.delete(memory, slice(GUARD, -GUARD)) == POISON).all(), "memory beside the output was written"
+        assert (np.delete(memory, slice(GUARD, -GUARD)) == POISON).all(), "memory next to the output was written"
 
 
 def read(array: Any) -> np.ndarray:

@@ -218,7 +218,7 @@ def read_file(path: Path) -> None:
 
 
 def files(folder: Path, count: int, rng: np.random.Generator) -> Iterator[Read]:
-    """Yield damaged files of each format; those whose headers lie come on top of the count."""
+    """Yield damaged files of each format; those whose headers claim too much come on top of the count."""
     for suffix in SUFFIXES:
         for number, data in enumerate(damaged(suffix, rng, -(-count // len(SUFFIXES)))):
             path = folder / f"{number}{suffix}"

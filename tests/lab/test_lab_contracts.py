@@ -60,7 +60,7 @@ def test_tables_by_position(device: DeviceInfo, tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_included(device: DeviceInfo, tmp_path: Path) -> None:
-    """It is looked for beside the kernel's file, and what it says now counts."""
+    """It is looked for next to the kernel's file, and what it says now counts."""
     source = '// lab: requires neox\n#include "minus.h"\n' + changed(FOREIGN, [("p * c - q * s", "p * c MINUS q * s")])
     path = write(tmp_path, source)
     write(tmp_path, "#define MINUS +\n", "minus.h")
@@ -195,8 +195,7 @@ def test_expressions(text: str, value: object) -> None:
     "text",
     ["", "tokens *", "__import__('os')", "tokens.real", "[1]", "tokens[0]", "lambda: 1", "f(1)", "1 // 0", "9 ** 999",
      "nowhere", "'a' * 2 - 1", "1 < 2 < 3", "min()", "(" * 300 + ")" * 300, "1 + " * 400 + "1",
-     "'x' * 10 ** 9", "'%900000000d' % tokens", "((((2 ** 64) ** 64) ** 64) ** 64) ** 64",
-     "2 ** 64 ** 2 * tokens ** 64 ** 2"],
+     "'x' * 10 ** 9", "'%900000000d' % tokens", "((((2 ** 64) ** 64) ** 64) ** 64) ** 64"],
 )  # fmt: skip
 def test_expressions_that_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^here: "):
