@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -18,65 +18,71 @@ _LARGEST_FILE = 1 << 18
 #: Dots of a line of TOML: tomllib takes memory and time by the square of the parts of a key.
 _MOST_DOTS = 100
 
+#: What messages quote.
+Text = Annotated[str, msgspec.Meta(max_length=1000)]
+#: A macro's name: a blank in it would make an option of its own.
+Identifier = Annotated[str, msgspec.Meta(max_length=200, pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z")]
+Value = int | float | Text
+
 
 class _Toml(msgspec.Struct, forbid_unknown_fields=True):
     """A contract in TOML."""
 
-    name: str = "toml"
-    kernel: str = ""
-    global_size: tuple[str, ...] = Contract.global_size
-    local_size: tuple[str, ...] = ()
-    options: list[str] = []
-    requires: list[str] = []
-    arguments: dict[str, str] = {}
-    local: dict[str, str] = {}
-    parameters: dict[str, list[ParameterValue]] = {}
+    name: Text = "toml"
+    kernel: Text = ""
+    global_size: tuple[Text, ...] = Contract.global_size
+    local_size: tuple[Text, ...] = ()
+    options: list[Text] = []
+    requires: list[Text] = []
+    arguments: dict[Text, Text] = {}
+    local: dict[Text, Text] = {}
+    parameters: dict[Identifier, list[Value]] = {}
     shared_rows: bool = False
 
 
 class _Sizes(msgspec.Struct):
     """Kernel Tuner's sizes of a launch."""
 
-    X: str | int
-    Y: str | int = 1
-    Z: str | int = 1
+    X: Text | int
+    Y: Text | int = 1
+    Z: Text | int = 1
 
 
 class _TunedArgument(msgspec.Struct):
     """Kernel Tuner's description of an argument."""
 
-    Name: str = ""
-    Type: str = ""
-    MemoryType: str = ""
+    Name: Text = ""
+    Type: Text = ""
+    MemoryType: Text = ""
     FillValue: float | int | str | None = None
-    Meaning: str = ""
+    Meaning: Text = ""
 
 
 class _KernelSpecification(msgspec.Struct):
     """Kernel Tuner's description of a kernel."""
 
-    KernelName: str
+    KernelName: Text
     GlobalSize: _Sizes
-    KernelFile: str = ""
-    Language: str = "OpenCL"
+    KernelFile: Text = ""
+    Language: Text = "OpenCL"
     LocalSize: _Sizes | None = None
-    GlobalSizeType: str = "OpenCL"
-    CompilerOptions: list[str] = []
+    GlobalSizeType: Text = "OpenCL"
+    CompilerOptions: list[Text] = []
     Arguments: list[_TunedArgument] = []
 
 
 class _TuningParameter(msgspec.Struct):
     """A tunable parameter; the first of its values is used if it has no default."""
 
-    Name: str
-    Values: list[ParameterValue] | str = []
-    Default: ParameterValue | None = None
+    Name: Identifier
+    Values: list[Value] | str = []
+    Default: Value | None = None
 
     @property
     def values(self) -> tuple[ParameterValue, ...]:
         """The values, the default first."""
         text = self.Values if isinstance(self.Values, str) else None
-        values = msgspec.json.decode(text, type=list[ParameterValue]) if text is not None else self.Values
+        values = msgspec.json.decode(text, type=list[Value]) if text is not None else self.Values
         if self.Default is None and not values:
             raise ConfigError(f"TuningParameters: {self.Name} has neither Default nor Values")
         first = [] if self.Default is None else [self.Default]

@@ -32,6 +32,8 @@ def _of_two(operation: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
     if isinstance(left, str) or isinstance(right, str):  # repeated, or formatted, it could fill the memory
         raise TypeError("a text can be compared only")
     result = operation(left, right)
+    if isinstance(result, complex):
+        raise ValueError("its result is not a real number")
     if isinstance(result, int) and result.bit_length() > _MOST_BITS:
         raise ValueError(f"an integer of {result.bit_length()} bits, at most {_MOST_BITS} are allowed")
     return result
@@ -50,9 +52,11 @@ class Expression:
     """A parsed expression; `names`: the values that it reads. Raises `ConfigError` for anything but arithmetic."""
 
     def __init__(self, text: str, where: str) -> None:
-        self.text, self._where = text.strip(), where
+        if not isinstance(text, str):
+            raise ConfigError(f"{where}: got {text!r}, the text of an expression is needed")
         if len(text) > _MOST_CHARACTERS:
             raise ConfigError(f"{where}: got {len(text)} characters, at most {_MOST_CHARACTERS} are allowed")
+        self.text, self._where = text.strip(), where
         try:
             self._tree = ast.parse(self.text, mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -70,8 +74,18 @@ class Expression:
             return self._value(self._tree, known)
         except ConfigError:
             raise
-        except (ArithmeticError, TypeError, ValueError) as error:
+        except (ArithmeticError, TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"{self._where}: {self.text!r} has no value ({error})") from error
+
+    def whole(self, known: Mapping[str, Any], least: int, most: int) -> int:
+        """Return the value, an integer from least to most; raises `ConfigError` for any other."""
+        value = self.value(known)
+        if not isinstance(value, int) or not least <= value <= most:
+            raise ConfigError(
+                f"{self._where}: {self.text!r} is {value!r} for this call, a whole number from {least} to {most} is "
+                "needed"
+            )
+        return int(value)
 
     def _value(self, node: ast.AST, known: Mapping[str, Any]) -> Any:
         if isinstance(node, ast.Constant) and isinstance(node.value, (int, float, str)):
@@ -93,8 +107,10 @@ class Expression:
             return _TWO[type(node.ops[0])](self._value(node.left, known), self._value(node.comparators[0], known))
         if isinstance(node, ast.IfExp):
             return self._value(node.body if self._value(node.test, known) else node.orelse, known)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS:
-            return FUNCTIONS[node.func.id](*(self._value(argument, known) for argument in node.args))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+            function = FUNCTIONS.get(node.func.id)
+            if function is not None:
+                return function(*(self._value(argument, known) for argument in node.args))
         raise ConfigError(
             f"{self._where}: got {self.text!r}, allowed are numbers, names, + - * / // % **, comparisons, and, or, "
             f"not, 'a if c else b', {', '.join(FUNCTIONS)}"

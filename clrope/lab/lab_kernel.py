@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,11 @@ _ARITHMETIC = ("f32", "f16", "f64")
 _GGML_KINDS = {"normal": "norm", "neox": "neox", "mrope": "multi", "imrope": "multi", "vision": "vision"}
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"', re.MULTILINE)
 _LARGEST_FILE = 4 << 20
+#: More would take hours on any device; integers beyond 64 bits end in errors of PyOpenCL's own.
+_MOST_WORK_ITEMS = 1 << 40
+_MOST_LOCAL_BYTES = 1 << 40
+#: Combinations of the tunable parameters' values.
+_MOST_SETTINGS = 100_000
 
 
 class LabReason(Enum):
@@ -154,8 +160,17 @@ class LabFile:
         }
 
     def settings(self) -> list[dict[str, ParameterValue]]:
-        """Return every combination of the tunable parameters' values, the chosen one first."""
+        """Return every combination of the tunable parameters' values, the chosen one first.
+
+        Raises `ConfigError` for more than 100,000.
+        """
         names = list(self.contract.parameters)
+        count = math.prod(map(len, self.contract.parameters.values()))
+        if count > _MOST_SETTINGS:
+            raise ConfigError(
+                f"{self.path}: {len(names)} tunable parameters have {count} combinations of values, at most "
+                f"{_MOST_SETTINGS} are allowed"
+            )
         product = itertools.product(*self.contract.parameters.values())
         rest = [s for s in (dict(zip(names, values, strict=True)) for values in product) if s != self.chosen]
         return [self.chosen, *rest]
@@ -312,11 +327,11 @@ class LabFile:
         return values
 
     def _sizes(self, name: str, texts: Sequence[str], values: dict[str, Any]) -> tuple[int, ...]:
-        sizes = tuple(expression_of(text, f"{self.path.name}: {name}").value(values) for text in texts)
-        for text, size in zip(texts, sizes, strict=True):
-            if not isinstance(size, int) or size < 1:
-                raise ConfigError(f"{name}: {text!r} is {size!r} for this call, a whole number of at least 1 is needed")
-        return tuple(map(int, sizes))
+        where = f"{self.path.name}: {name}"
+        sizes = tuple(expression_of(text, where).whole(values, 1, _MOST_WORK_ITEMS) for text in texts)
+        if math.prod(sizes) > _MOST_WORK_ITEMS:
+            raise ConfigError(f"{where}: got {sizes} for this call, at most {_MOST_WORK_ITEMS} work-items are allowed")
+        return sizes
 
     def _argument(
         self, argument: KernelArgument, signature: KernelSignature, values: dict[str, Any], problem: Problem,
@@ -328,7 +343,8 @@ class LabFile:
             text = self.contract.local.get(name)
             if text is None:
                 raise self._wrong(argument, signature, "its bytes are not known", f"`// lab: local {name} = BYTES`")
-            return name, LocalBytes(int(expression_of(text, f"{self.path.name}: local {name}").value(values)))
+            size = expression_of(text, f"{self.path.name}: local {name}").whole(values, 1, _MOST_LOCAL_BYTES)
+            return name, LocalBytes(size)
         value = self.expression(argument, signature).value(values)
         if isinstance(value, (BoundValue, ArrayValue)) and argument.pointer != self._is_memory(value):
             wanted = "a pointer" if self._is_memory(value) else "a number"
@@ -347,10 +363,12 @@ class LabFile:
         dtype = np.dtype(_SCALARS[kind])
         if dtype.kind in "iu":
             limits = np.iinfo(dtype)
-            if value != int(value) or not limits.min <= int(value) <= limits.max:
-                return f"{name} = {value}, which {kind} does not hold"
-            value = int(value)
-        return name, dtype.type(value)
+            fits = limits.min <= value <= limits.max and value == int(value)
+        else:
+            fits = abs(value) <= float(np.finfo(dtype).max) or not abs(value) < math.inf
+        if not fits:
+            return f"{name} = {value}, which {kind} does not hold"
+        return name, dtype.type(int(value) if dtype.kind in "iu" else value)
 
     @staticmethod
     def _is_memory(value: BoundValue | ArrayValue) -> bool:

@@ -195,11 +195,17 @@ def test_expressions(text: str, value: object) -> None:
     "text",
     ["", "tokens *", "__import__('os')", "tokens.real", "[1]", "tokens[0]", "lambda: 1", "f(1)", "1 // 0", "9 ** 999",
      "nowhere", "'a' * 2 - 1", "1 < 2 < 3", "min()", "(" * 300 + ")" * 300, "1 + " * 400 + "1",
+     "(-8) ** 0.5", "min(1, tokens, key=3)",
      "'x' * 10 ** 9", "'%900000000d' % tokens", "((((2 ** 64) ** 64) ** 64) ** 64) ** 64"],
 )  # fmt: skip
 def test_expressions_that_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^here: "):
         Expression(text, "here").value({"tokens": 5})
+
+
+def test_an_expression_has_to_be_a_text() -> None:
+    with pytest.raises(ConfigError, match="here: got 3, the text of an expression is needed"):
+        Expression(3, "here")  # type: ignore[arg-type]
 
 
 # -- directives --------------------------------------------------------------------------------------------------------
@@ -285,6 +291,50 @@ def test_errors_of_a_toml_file_name_what_does_not_match(
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError, match=says.replace("(", r"\(")):
         rotates(write(tmp_path, FOREIGN), device, path)
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "says"),
+    [
+        ("global_size -1", ConfigError, "mine.cl: global_size: '-1' is -1 for this call, a whole number from 1 to"),
+        ("global_size 2 ** 64", ConfigError, "is 18446744073709551616 for this call"),
+        ("global_size 2 ** 30, 2 ** 30", ConfigError, "global_size: got (1073741824, 1073741824) for this call"),
+        ("local_size x, 1, 1", ConfigError, "mine.cl: local_size: 'x' is "),
+        ("local kept = 0", ConfigError, "mine.cl: local kept: '0' is 0 for this call"),
+        ("local kept = 1e400", ConfigError, "mine.cl: local kept: '1e400' is inf for this call"),
+        ("half_ = 1e400", clrope.UnsupportedError, "half_ = inf, which uint does not hold"),
+        ("half_ = -1", clrope.UnsupportedError, "half_ = -1, which uint does not hold"),
+        ("factor = 1e39", clrope.UnsupportedError, "factor = 1e+39, which float does not hold"),
+        ("factor = 2 ** 64 ** 2", ConfigError, "has no value"),
+        ("factor = 2 ** 60 * 2 ** 60 * 2 ** 60", clrope.UnsupportedError, "which float does not hold"),
+    ],
+)
+def test_numbers_that_no_launch_can_have(
+    device: DeviceInfo, tmp_path: Path, line: str, error: type[Exception], says: str
+) -> None:
+    source = changed(FOREIGN, [("unsigned int half_)", "unsigned int half_, float factor, __local float *kept)")])
+    lines = "".join(
+        f"// lab: {one}\n"
+        for one in ("requires neox", "factor = 1", "local kept = 4", line)
+        if one == line or one.partition(" =")[0] != line.partition(" =")[0]
+    )
+    op = Rope(NEOX, device, kernel=load(write(tmp_path, lines + source), "cos-sin-tables"))
+    with pytest.raises(error, match=re.escape(says)):
+        op(np.ones((1, 2, 3, 32), np.float32), 0)
+
+
+def test_parameters_with_too_many_combinations(tmp_path: Path) -> None:
+    lines = "".join(f"// lab: tune P{k} = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10\n" for k in range(20))
+    file = load_file(write(tmp_path, "// lab: requires neox\n" + lines + FOREIGN), "cos-sin-tables")
+    with pytest.raises(ConfigError, match=f"20 tunable parameters have {10**20} combinations of values, at most"):
+        file.settings()
+
+
+@pytest.mark.parametrize("name", ["W -DX", "W=1", "9W", "", "W\n"])
+def test_a_parameter_s_name_is_a_macro_s(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, TOML + f"[parameters]\n{json.dumps(name)} = [1]\n", "ours.toml")
+    with pytest.raises(ConfigError, match=r"ours\.toml: is no contract \("):
+        load_file(write(tmp_path, FOREIGN), path)
 
 
 def t1(**more: object) -> str:

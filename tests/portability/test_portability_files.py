@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from changed_fields import ABSENT, changed_fields
 from made_up_files import fleet, small, spoil, tuning, verification
 
 from clrope.benchmark.kernel_tuner_files import of_bench
@@ -143,63 +144,36 @@ def test_a_file_that_is_too_large_is_not_unpacked(tmp_path):
     assert "holds no compressed results" in line
 
 
-def places(data, path=()):
-    """Yield the path of every value inside of data."""
-    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
-    for key, value in items:
-        yield (*path, key)
-        yield from places(value, (*path, key))
-
-
-ABSENT = object()
 CHANGED = [
     ABSENT, None, -1, 0, 2**62, 2**70, 10**400, "", "x/y", [], {}, [[]], True, 1e300, 1e-320, "<script>", {"a": 1},
 ]  # fmt: skip
 #: Parts of the fields of a kind of file, each a test.
-PARTS = {"bench": 24, "verify": 8, "tune": 8, "fleet": 4}
+PARTS = {"bench": 24, "verify": 8, "tune": 8, "fleet": 4, "fleet of verify": 8}
+BITS = {"compared": 3, "identical": False, "different": ["ROPE(type=f32,case=1): a 1, b 2"]}
+KINDS = {
+    "bench": small, "verify": verification, "tune": tuning, "fleet": lambda: fleet(results=[]),
+    "fleet of verify": lambda: fleet("verify", [verification(worker=w) for w in ("w1", "w2")], bits=BITS),
+}  # fmt: skip
 
 
 @pytest.mark.one_in(16)
 @pytest.mark.parametrize(("kind", "part"), [(kind, part) for kind, parts in PARTS.items() for part in range(parts)])
 def test_a_changed_field_is_refused_or_reported(kind, part, put, tmp_path):
     """Whatever stands in a field: never another exception than an error that names the file."""
-    whole = {"bench": small(), "verify": verification(), "tune": tuning(), "fleet": fleet(results=[])}[kind]
+    whole = KINDS[kind]()
     before = read_files([put("whole.json", whole)]).benches
     refused = 0
-    for way, last in [*distinct_places(whole)][part :: PARTS[kind]]:
-        for value in CHANGED:
-            data = copy.deepcopy(whole)
-            inside = data
-            for key in way:
-                inside = inside[key]
-            if value is ABSENT:
-                inside.pop(last)
-            else:
-                inside[last] = value
-            name = put("changed.json", data)
-            found = read_files([name])
-            assert all(line.startswith(name) for line in found.unread), (way, last, value)
-            refused += bool(found.unread)
-            if not found.empty:
-                try:
-                    use_all(found, before, tmp_path)
-                except Exception as error:
-                    raise AssertionError(f"{kind}: {[*way, last]} = {value!r}") from error
+    for way, value, data in changed_fields(whole, CHANGED, part, PARTS[kind]):
+        name = put("changed.json", data)
+        found = read_files([name])
+        assert all(line.startswith(name) for line in found.unread), (way, value)
+        refused += bool(found.unread)
+        if not found.empty:
+            try:
+                use_all(found, before, tmp_path)
+            except Exception as error:
+                raise AssertionError(f"{kind}: {way} = {value!r}") from error
     assert refused
-
-
-def distinct_places(whole):
-    """Yield (path of what holds it, key) of the fields; of all in lists alike, one."""
-    seen = set()
-    for *way, last in places(whole):
-        inside = whole
-        for key in way:
-            inside = inside[key]
-        alike = inside if isinstance(inside, dict) else {}
-        sort = (alike.get("status"), alike.get("kind"), *("#" if isinstance(key, int) else key for key in (*way, last)))
-        if sort not in seen and [*way, last] != ["schema"]:
-            seen.add(sort)
-            yield way, last
 
 
 def use_all(found, before, folder):

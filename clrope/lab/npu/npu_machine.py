@@ -24,7 +24,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20}
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
-Rate = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+Rate = Annotated[float, msgspec.Meta(ge=1e-9, le=1e9)]
 
 
 class NpuMachine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -36,7 +36,7 @@ class NpuMachine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     memory and one scratchpad, and all of them. latency_ns: what a copy takes besides its bytes.
     """
 
-    name: str
+    name: Annotated[str, msgspec.Meta(max_length=1000)]
     cores: Count
     ub: Size
     align: Count
