@@ -51,8 +51,11 @@ def pythons(session: nox.Session) -> None:
 
 @nox.session
 def coverage(session: nox.Session) -> None:
-    """Run the tests and print which lines none of them reaches, child processes included; takes long."""
-    session.install("-e", ".[test,intel]", "coverage>=7.10")
+    """Run the tests and print which lines none of them reaches, child processes included; takes long.
+
+    The lab's counters need Oclgrind, too (`CLROPE_OCLGRIND`).
+    """
+    session.install("-e", ".[test,intel,peers,dask,formats]", "coverage>=7.10")
     session.run("coverage", "erase")
     session.run("coverage", "run", "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *session.posargs)
     session.run("coverage", "combine", "--quiet")
