@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 #: Options, and the ways of checking of which they are.
 _ONLY_WITH = {
-    "--against": ("--bench",), "--workload": ("--bench",), "--waive": ("--races",), "--call": ("--npu", "--counts"),
+    "--against": ("--bench",), "--workload": ("--bench",), "--rounds": ("--bench",), "--waive": ("--races",),
+    "--call": ("--npu", "--counts"),
 }  # fmt: skip
 #: Options of the suites, and the ways of checking that do not use them.
 _NOT_WITH = {
@@ -83,7 +84,9 @@ def check_kernel(
     workload: Annotated[
         list[str] | None, value("NAME", "Workload of --bench, as `clrope bench --list` shows them (repeatable).")
     ] = None,
-    rounds: Annotated[int, value("N", "Rounds of --bench over all entries.", min=1, max=1_000_000)] = 7,
+    rounds: Annotated[
+        int | None, value("N", "Rounds of --bench over all entries. Default: 7.", min=1, max=1_000_000)
+    ] = None,
     npu: Annotated[
         str | None, value("MACHINE", "Check against an NPU-like machine: a name, a .toml file, or cores=24,ub=192K,...")
     ] = None,
@@ -120,7 +123,7 @@ def check_kernel(
     _refuse_contradictions(
         {"--npu": npu is not None, "--counts": counts, "--races": races, "--bench": bench, "--watch": watching},
         {"--against": against, "--workload": workload, "--waive": waive, "--call": call is not None, "--suite": suite,
-         "--filter": text, "--device": device},
+         "--filter": text, "--device": device, "--rounds": rounds},
     )  # fmt: skip
     if call is not None and not call.strip():
         raise ConfigError("--call: got an empty text, a case as `clrope verify` prints it is needed")
@@ -153,7 +156,8 @@ def check_kernel(
 
         others = [lab_kernel.load_file(other) for other in against or []]
         contracts = [contract, *(None for _ in others)]
-        bench_files([load_it(), *others], contracts, device or [], workload, rounds, seed, seconds, json_file, quiet)
+        measured = [load_it(), *others]
+        bench_files(measured, contracts, device or [], workload, rounds or 7, seed, seconds, json_file, quiet)
         return
 
     def run_suites() -> LabReport:

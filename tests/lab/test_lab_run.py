@@ -255,6 +255,7 @@ def test_the_command(device: DeviceInfo, tmp_path: Path, capsys: pytest.CaptureF
     [
         ({"counts": True, "races": True}, "--races: given together with --counts; each is a run of its own"),
         ({"bench": True, "watching": True}, "--watch: given together with --bench; each is"),
+        ({"rounds": 9}, "--rounds: given without --bench"),
         ({"races": True, "suite": ["seed"]}, "--suite: given together with --races, which does not use it"),
         ({"npu": "edge", "text": "f32"}, "--filter: given together with --npu, which"),
         ({"counts": True, "device": ["pocl"]}, "--device: given together with --counts, which"),
