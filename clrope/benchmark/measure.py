@@ -14,7 +14,7 @@ from zlib import crc32
 
 from ..device import DeviceInfo
 from ..device.select import ALIASES
-from ..errors import ConfigError, RopeError, UnsupportedError
+from ..errors import ConfigError, DeviceError, RopeError, UnsupportedError
 from ..runtime import context_for
 from . import calls, processes
 from .audit import clocks_disagree, too_fast
@@ -109,12 +109,15 @@ def labels(devices: Sequence[DeviceInfo]) -> list[str]:
 
 
 def open_bench(device: DeviceInfo, label: str) -> Bench:
-    """Return queues of the device's context, and ceilings without measurements."""
+    """Return queues of the device's context, and ceilings without measurements. Raises `DeviceError`."""
     import pyopencl as cl
 
     context = context_for(device)
-    plain = cl.CommandQueue(context, device.cl_device)
-    profiled = cl.CommandQueue(context, device.cl_device, properties=cl.command_queue_properties.PROFILING_ENABLE)
+    try:
+        plain = cl.CommandQueue(context, device.cl_device)
+        profiled = cl.CommandQueue(context, device.cl_device, properties=cl.command_queue_properties.PROFILING_ENABLE)
+    except cl.Error as error:
+        raise DeviceError(f"device {device.name!r}: no command queue could be made: {error}") from error
     return Bench(device, label, plain, profiled, Ceilings(device, profiled, label))
 
 

@@ -1,9 +1,11 @@
 """Wrong rotations and wrong copies fail their checks."""
 
 import numpy as np
+import pyopencl as cl
 import pytest
 
 import clrope
+from clrope import DeviceError
 from clrope.benchmark.buffers import DeviceSets, HostSets, make_inputs
 from clrope.benchmark.ceilings import Ceilings, host_copy, variants
 from clrope.benchmark.entry import WrongResultError
@@ -180,3 +182,13 @@ def test_launches_of_nothing(device):
     for c in made:
         c.check()
         c.call(0)
+
+
+def test_a_device_without_queues_is_named(device, monkeypatch):
+    class Failing(cl.CommandQueue):
+        def __init__(self, *args, **more):
+            raise cl.RuntimeError("CommandQueue failed: OUT_OF_RESOURCES")
+
+    monkeypatch.setattr(cl, "CommandQueue", Failing)
+    with pytest.raises(DeviceError, match="no command queue could be made: CommandQueue failed: OUT_OF_RESOURCES"):
+        open_bench(device, "device")
