@@ -147,8 +147,11 @@ def _query(
         )  # fmt: skip
         if not problem:
             why = decisions.get(device.platform.version, Decision("", "")).reason
-            if not health.ok and why and may_need_repair(device):
-                health = replace(health, reason=f"{health.reason}; {why}")
+            if why and may_need_repair(device):
+                if not health.ok:
+                    health = replace(health, reason=f"{health.reason}; {why}")
+                elif not cpu:
+                    notes = (f"kernels with vectors of 64 bytes may be wrong: {why}",)
         prepare = partial(repair_cpu, cpu=cpu) if cpu else None
         known = {"health": health, "loader": plan.loader, "pocl_cpu": cpu, "notes": notes}
         out.append(describe(device, p, d, **known, _prepare=prepare))

@@ -350,3 +350,21 @@ def test_a_name_that_llvm_does_not_know_is_refused(script: Script) -> None:
     device = pocl_3(got["devices"])
     assert device["health"]["status"] == "unhealthy"
     assert "unknown target CPU 'no-such-cpu'" in device["health"]["reason"]
+
+
+@linux
+@needs_pocl_3
+def test_what_stays_wrong_without_the_repair_is_said(script: Script) -> None:
+    """A CPU that is taken for an older one: the device works, but not with the widest vectors."""
+    text = """
+from clrope.device import discovery, pocl
+reason = "none of the CPU names tried works (x86-64-v3: wrong)"
+discovery._decide_pocl = lambda seen, *_: {d.platform_version: pocl.Decision("", reason) for d in seen.devices}
+discovery.may_need_repair = lambda device: "PoCL 3.0" in device.platform.version
+show(devices=listing())
+"""
+    device = pocl_3(script(text)["devices"])
+    assert device["health"]["status"] == "ok"
+    assert device["notes"] == [
+        "kernels with vectors of 64 bytes may be wrong: none of the CPU names tried works (x86-64-v3: wrong)"
+    ]
