@@ -29,8 +29,11 @@ SUMS = "SHA256SUMS"
 def check_folder(folder: str) -> None:
     """Raise `ConfigError` if a folder for an artifact is there and not empty, or is no folder."""
     path = Path(folder)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ConfigError(f"--artifact: {folder} exists and is {'not empty' if path.is_dir() else 'no folder'}")
+    try:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ConfigError(f"--artifact: {folder} exists and is {'not empty' if path.is_dir() else 'no folder'}")
+    except OSError as error:
+        raise ConfigError(f"--artifact: {folder} cannot be read ({error.strerror or error})") from error
 
 
 def write_artifact(

@@ -43,12 +43,23 @@ def connect(address: str) -> Iterator[Client]:
     except ImportError as error:
         raise ConfigError("--scheduler: distributed is needed, `pip install 'clrope[dask]'`") from error
     try:
+        # Not left to the client, which prints a traceback, or never ends, if it cannot use the address.
+        asyncio.run(_reach(address))
         client = Client(address, set_as_default=False, name="clrope")
     except Exception as error:
         why = " ".join(str(error).split()) or type(error).__name__
         raise RopeError(f"--scheduler: {address} cannot be reached ({why})") from error
     with client:
         yield client
+
+
+async def _reach(address: str) -> None:
+    """Connect to an address and end the connection; raises whatever the address or the network gives."""
+    from distributed import comm
+    from distributed.security import Security
+
+    connection = await comm.connect(address, **Security().get_connection_args("client"))
+    await connection.close()
 
 
 @dataclass(eq=False)

@@ -17,7 +17,7 @@ def find_library() -> Path:
     """Return Oclgrind's library: `CLROPE_OCLGRIND`, of Debian's or PyPI's package. Raises `DeviceError` without one."""
     given = variable(b"CLROPE_OCLGRIND").decode(errors="surrogateescape")
     if given:
-        if not Path(given).is_file():
+        if not os.path.isfile(given):  # unlike Path's, False for a name that is too long
             raise DeviceError(f"CLROPE_OCLGRIND: got {given!r}, the path of {_LIBRARY} is needed")
         return Path(given)
     folders = [Path(folder) for folder in _FOLDERS]

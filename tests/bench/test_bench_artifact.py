@@ -98,6 +98,8 @@ def test_folders_that_are_refused(tmp_path):
         check_folder(str(tmp_path))
     with pytest.raises(ConfigError, match="exists and is no folder"):
         check_folder(str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="x cannot be read"):
+        check_folder("x" * 5000)
 
 
 def test_a_folder_that_cannot_be_made(artifact, tmp_path):

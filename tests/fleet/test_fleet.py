@@ -244,3 +244,14 @@ def test_no_workers_and_no_scheduler(cluster, call):
     done = call("verify", "--scheduler", "somewhere")
     assert done.exit_code == 2
     assert "--scheduler: somewhere cannot be reached" in done.stderr
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("address", ["zzz://x:1", "foo:bar", "", "tls://127.0.0.1:1"])
+def test_an_address_that_cannot_be_used_is_one_line(address):
+    """In a process of its own: a client that was half made would print a traceback at its end, or never end."""
+    words = [sys.executable, "-m", "clrope", "verify", "--scheduler", address]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("seed ")]
+    assert line.startswith(f"clrope: --scheduler: {address} cannot be reached (")

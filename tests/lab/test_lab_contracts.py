@@ -196,7 +196,8 @@ def test_expressions(text: str, value: object) -> None:
     ["", "tokens *", "__import__('os')", "tokens.real", "[1]", "tokens[0]", "lambda: 1", "f(1)", "1 // 0", "9 ** 999",
      "nowhere", "'a' * 2 - 1", "1 < 2 < 3", "min()", "(" * 300 + ")" * 300, "1 + " * 400 + "1",
      "(-8) ** 0.5", "min(1, tokens, key=3)",
-     "'x' * 10 ** 9", "'%900000000d' % tokens", "((((2 ** 64) ** 64) ** 64) ** 64) ** 64"],
+     "'x' * 10 ** 9", "10 ** 9 * 'x'", "'%900000000d' % tokens",
+     "(2 ** 64) ** 64", "((((2 ** 64) ** 64) ** 64) ** 64) ** 64"],
 )  # fmt: skip
 def test_expressions_that_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^here: "):
@@ -303,6 +304,7 @@ def test_errors_of_a_toml_file_name_what_does_not_match(
         ("local kept = 0", ConfigError, "mine.cl: local kept: '0' is 0 for this call"),
         ("local kept = 1e400", ConfigError, "mine.cl: local kept: '1e400' is inf for this call"),
         ("half_ = 1e400", clrope.UnsupportedError, "half_ = inf, which uint does not hold"),
+        ("half_ = 1.5", clrope.UnsupportedError, "half_ = 1.5, which uint does not hold"),
         ("half_ = -1", clrope.UnsupportedError, "half_ = -1, which uint does not hold"),
         ("factor = 1e39", clrope.UnsupportedError, "factor = 1e+39, which float does not hold"),
         ("factor = 2 ** 64 ** 2", ConfigError, "has no value"),
@@ -321,6 +323,14 @@ def test_numbers_that_no_launch_can_have(
     op = Rope(NEOX, device, kernel=load(write(tmp_path, lines + source), "cos-sin-tables"))
     with pytest.raises(error, match=re.escape(says)):
         op(np.ones((1, 2, 3, 32), np.float32), 0)
+
+
+def test_an_infinite_number_for_a_float(device: DeviceInfo, tmp_path: Path) -> None:
+    source = changed(
+        FOREIGN,
+        [("unsigned int half_)", "unsigned int half_, float most)"), ("p * s + q * c", "min(p * s + q * c, most)")],
+    )
+    rotates(write(tmp_path, "// lab: requires neox\n// lab: most = 1e400\n" + source), device, "cos-sin-tables")
 
 
 def test_parameters_with_too_many_combinations(tmp_path: Path) -> None:

@@ -144,7 +144,8 @@ def test_wrong_waivers(tmp_path: Path, waiver: str) -> None:
         simulate(write(tmp_path, []), waivers=[waiver])
 
 
-def test_without_oclgrind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(os.environ, "CLROPE_OCLGRIND", str(tmp_path / "none.so"))
-    with pytest.raises(DeviceError, match=r"CLROPE_OCLGRIND: got '.*none\.so'"):
+@pytest.mark.parametrize("name", ["none", "x" * 5000])
+def test_without_oclgrind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setitem(os.environ, "CLROPE_OCLGRIND", str(tmp_path / f"{name}.so"))
+    with pytest.raises(DeviceError, match=rf"CLROPE_OCLGRIND: got '.*{name}\.so'"):
         simulate(write(tmp_path, []))
