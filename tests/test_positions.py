@@ -285,3 +285,19 @@ def test_more_tokens_than_an_axis_has() -> None:
 def test_refusals_of_packed_sequences(cu_seqlens: Any, offsets: Any, message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         packed_positions(cu_seqlens, 5, offsets)
+
+
+@pytest.mark.parametrize(("numbers", "pointer", "refused"), [([1, 2], 64, False), ([1, 2], 0, True), ([], 0, False)])
+def test_a_tensor_that_stands_for_another_one(numbers: list[int], pointer: int, refused: bool) -> None:
+    class Tensor:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            return np.array(numbers, np.int64)
+
+        def data_ptr(self) -> int:
+            return pointer
+
+    if refused:
+        with pytest.raises(ShapeError, match="positions: the tensor has no memory of its own"):
+            position_rows(Tensor(), NEOX, batch=1, seq=len(numbers))
+    else:
+        assert position_rows(Tensor(), NEOX, batch=1, seq=len(numbers)).rows.ravel().tolist() == numbers

@@ -18,7 +18,7 @@ from clrope.emulation import emulate_cos_sin, emulate_rope
 from clrope.errors import ConfigError
 from clrope.kernels import cos_sin, cos_sin_ggml, gather, rows, tiled
 from clrope.kernels.build import build
-from clrope.kernels.division import MOST_ROUNDS
+from clrope.kernels.division import MOST_ROUNDS, within_rounds
 from clrope.kernels.launch import NO_BUFFER, Launch, LaunchSpec, LocalBytes
 from clrope.kernels.problem import AngleForm, PairLayout, Problem
 from clrope.kernels.variant import STRIDED, Variant, candidates
@@ -288,6 +288,21 @@ def test_no_work_item_makes_more_rounds_than_the_probe_tries(cpu: clrope.DeviceI
         capped += rounds + at_once * head > MOST_ROUNDS
     assert capped > 3
     assert f"{MOST_ROUNDS}u" in source(BASIC)
+
+
+def test_heads_and_tokens_within_the_rounds(rng: np.random.Generator) -> None:
+    assert MOST_ROUNDS < 65535, "llvmpipe ends loops there, and says nothing"
+    assert within_rounds(7, 5, MOST_ROUNDS + 1) == (1, 1)
+    for _ in range(500):
+        wanted, tokens, head, token = (int(n) for n in np.exp(rng.uniform(0, 10, 4)))
+        heads, at_once = within_rounds(wanted, tokens, head, token)
+        assert 1 <= heads <= wanted
+        assert 1 <= at_once <= tokens
+        if head + token <= MOST_ROUNDS:
+            assert at_once * (token + heads * head) <= MOST_ROUNDS
+            # No more would do.
+            assert heads == wanted or token + (heads + 1) * head > MOST_ROUNDS
+            assert at_once == tokens or (at_once + 1) * (token + heads * head) > MOST_ROUNDS
 
 
 def test_a_head_of_too_many_rounds_is_rotated_by_strided(cpu: clrope.DeviceInfo) -> None:
