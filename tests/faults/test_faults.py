@@ -33,7 +33,7 @@ def test_calls(device: DeviceInfo, library: Path, what: str, action: str, seed: 
     assert not [row for row in rows if not row.fine]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("function", ["clEnqueueNDRangeKernel", "clCreateContext", "clBuildProgram", "clFinish"])
 @pytest.mark.parametrize("action", ["fail", "drop", "hang"])
 def test_probes(library: Path, function: str, action: str, tmp_path: Path) -> None:
