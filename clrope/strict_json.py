@@ -1,4 +1,4 @@
-"""JSON from outside: no name twice in an object, no half characters, and no more values than its length suggests."""
+"""JSON from outside: no name twice, no half characters, no more values than its length suggests, no huge numbers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 _MOST_VALUES = 1 << 19
 #: Beyond, a value takes this many bytes of text or more: numbers of results take ten to twenty.
 _LEAST_BYTES = 6
+#: Digits of an integer: more are beyond float64, where msgspec before 0.22 ends in a `SystemError`.
+_MOST_DIGITS = 308
+_LONG_INTEGER = re.compile(rf"[0-9]{{{_MOST_DIGITS + 1}}}")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -22,7 +25,10 @@ def parse_json(data: bytes | str, *, constants: bool = True) -> Any:
     most = max(_MOST_VALUES, len(text) // _LEAST_BYTES)
     if len(text) > _MOST_VALUES and text.count("[") + text.count("{") + text.count(",") > most:
         raise ValueError(f"it has more than {most} values")
-    found = json.loads(text, object_pairs_hook=_object, parse_constant=None if constants else _no_number)
+    found = json.loads(
+        text, object_pairs_hook=_object, parse_constant=None if constants else _no_number,
+        parse_int=_integer if _LONG_INTEGER.search(text) else None,
+    )  # fmt: skip
     if _SURROGATE.search(text):
         try:
             json.dumps(found, ensure_ascii=False).encode("utf-8")
@@ -33,6 +39,13 @@ def parse_json(data: bytes | str, *, constants: bool = True) -> Any:
 
 def _no_number(text: str) -> Any:
     raise ValueError(f"got {text}, numbers are finite")
+
+
+def _integer(text: str) -> int:
+    digits = len(text.lstrip("-"))
+    if digits > _MOST_DIGITS:
+        raise ValueError(f"a number in it has {digits} digits, at most {_MOST_DIGITS} are allowed")
+    return int(text)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -46,3 +46,14 @@ def test_half_of_a_pair_of_surrogates(text):
 
 def test_whole_pairs_of_surrogates():
     assert parse_json(r'["\ud83d\ude00", "\\ud800"]') == ["\U0001f600", "\\ud800"]
+
+
+@pytest.mark.parametrize("text", ["9" * 309, "-" + "9" * 309, '{"a": [1, ' + "1" + "0" * 400 + "]}"])
+def test_integers_beyond_float64_are_refused(text):
+    with pytest.raises(ValueError, match=r"a number in it has \d+ digits, at most 308 are allowed"):
+        parse_json(text)
+
+
+def test_long_integers_and_texts_of_digits():
+    assert parse_json("-" + "9" * 308) == -(10**308 - 1)
+    assert parse_json(json.dumps(["9" * 400, 1, -5])) == ["9" * 400, 1, -5]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,8 @@ from .contracts import cos_sin_tables
 _LARGEST_FILE = 1 << 18
 #: Dots of a line of TOML: tomllib takes memory and time by the square of the parts of a key.
 _MOST_DOTS = 100
+#: Digits, hexadecimal ones as well, without which no integer is beyond float64.
+_LONG_INTEGER = re.compile(r"[0-9a-fA-F_]{250}")
 
 #: What messages quote.
 Text = Annotated[str, msgspec.Meta(max_length=1000)]
@@ -134,7 +137,18 @@ def parsed_toml(data: bytes) -> dict[str, Any]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.count(".") > _MOST_DOTS and not line.lstrip().startswith("#"):
             raise ValueError(f"line {number} has more than {_MOST_DOTS} dots")
-    return tomllib.loads(text)
+    found = tomllib.loads(text)
+    if _LONG_INTEGER.search(text):
+        _refuse_large(found)
+    return found
+
+
+def _refuse_large(value: Any) -> None:
+    """Raise `ValueError` for an integer beyond float64, where msgspec before 0.22 ends in a `SystemError`."""
+    if isinstance(value, int) and value.bit_length() > 1023:
+        raise ValueError("a number in it is beyond float64")
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _refuse_large(part)
 
 
 def _of_toml(given: _Toml) -> Contract:

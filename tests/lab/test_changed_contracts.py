@@ -61,8 +61,8 @@ EXPRESSIONS = [
     "9" * 400, "x" * 100_000,
 ]  # fmt: skip
 CHANGED = [
-    ABSENT, None, -1, 0, 0.5, 1e300, 1e-320, 2**31, 2**62, 2**70, 10**300, True, [], {}, [[]], [1, 2], ["1"] * 4, [""],
-    {"a": 1}, {"a": "x"}, *EXPRESSIONS,
+    ABSENT, None, -1, 0, 0.5, 1e300, 1e-320, 2**31, 2**62, 2**70, 10**300, 10**400, True, [], {}, [[]], [1, 2],
+    ["1"] * 4, [""], {"a": 1}, {"a": "x"}, *EXPRESSIONS,
 ]  # fmt: skip
 PARTS = 8
 
@@ -112,8 +112,8 @@ def test_a_changed_contract_is_refused_or_used(
 
 
 def test_a_changed_machine_is_refused_or_used(tmp_path: Path) -> None:
-    values = [ABSENT, -1, 0, 0.5, 1, 7, 1e300, 1e-320, 1e-9, 2**20, 2**40, 2**63, 10**300, True, [], {}, "", "x", "0K",
-              "192K", "99999999999999M", "-5", "1e3", "\0", "x" * 50_000, math.inf, math.nan]  # fmt: skip
+    values = [ABSENT, -1, 0, 0.5, 1, 7, 1e300, 1e-320, 1e-9, 2**20, 2**40, 2**63, 10**300, 10**400, True, [], {}, "",
+              "x", "0K", "192K", "99999999999999M", "-5", "1e3", "\0", "x" * 50_000, math.inf, math.nan]  # fmt: skip
     core = CoreTrace([CopyRecord(COPY_IN, 1 << 20, 1 << 10), CopyRecord(COPY_OUT, 1 << 20, 1 << 10)])
     path, used, refused = tmp_path / "own.toml", 0, []
     for _, _, data in changed_fields(MACHINE, values):
