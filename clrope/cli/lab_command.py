@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ..lab.lab_kernel import LabFile
     from ..lab.lab_run import LabReport
 
+#: Rounds of `--bench` where none are given.
+_ROUNDS = 7
 #: Options, and the ways of checking of which they are.
 _ONLY_WITH = {
     "--against": ("--bench",), "--workload": ("--bench",), "--rounds": ("--bench",), "--waive": ("--races",),
@@ -85,7 +87,7 @@ def check_kernel(
         list[str] | None, value("NAME", "Workload of --bench, as `clrope bench --list` shows them (repeatable).")
     ] = None,
     rounds: Annotated[
-        int | None, value("N", "Rounds of --bench over all entries. Default: 7.", min=1, max=1_000_000)
+        int | None, value("N", f"Rounds of --bench over all entries. Default: {_ROUNDS}.", min=1, max=1_000_000)
     ] = None,
     npu: Annotated[
         str | None, value("MACHINE", "Check against an NPU-like machine: a name, a .toml file, or cores=24,ub=192K,...")
@@ -157,7 +159,7 @@ def check_kernel(
         others = [lab_kernel.load_file(other) for other in against or []]
         contracts = [contract, *(None for _ in others)]
         measured = [load_it(), *others]
-        bench_files(measured, contracts, device or [], workload, rounds or 7, seed, seconds, json_file, quiet)
+        bench_files(measured, contracts, device or [], workload, rounds or _ROUNDS, seed, seconds, json_file, quiet)
         return
 
     def run_suites() -> LabReport:

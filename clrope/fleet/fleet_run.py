@@ -40,11 +40,12 @@ def connect(address: str) -> Iterator[Client]:
     """
     try:
         from distributed import Client
+        from distributed.utils import LoopRunner
     except ImportError as error:
         raise ConfigError("--scheduler: distributed is needed, `pip install 'clrope[dask]'`") from error
     try:
         # Not left to the client, which prints a traceback, or never ends, if it cannot use the address.
-        asyncio.run(_reach(address))
+        LoopRunner().run_sync(_reach, address)
         client = Client(address, set_as_default=False, name="clrope")
     except Exception as error:
         why = " ".join(str(error).split()) or type(error).__name__

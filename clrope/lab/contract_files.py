@@ -84,8 +84,8 @@ class _TuningParameter(msgspec.Struct):
     @property
     def values(self) -> tuple[ParameterValue, ...]:
         """The values, the default first."""
-        text = self.Values if isinstance(self.Values, str) else None
-        values = msgspec.json.decode(text, type=list[Value]) if text is not None else self.Values
+        given = parse_json(self.Values) if isinstance(self.Values, str) else self.Values
+        values = msgspec.convert(given, list[Value])
         if self.Default is None and not values:
             raise ConfigError(f"TuningParameters: {self.Name} has neither Default nor Values")
         first = [] if self.Default is None else [self.Default]

@@ -34,7 +34,7 @@ from clrope.lab.oclgrind import find_library
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "bench" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: Its blocks check, tune and measure kernels: a minute.
-LONG = ROOT / "docs" / "lab.md"
+LAB_PAGE = ROOT / "docs" / "lab.md"
 RUN = ("python", "sh")
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _MARK = re.compile(r"^<!-- (.*?) -->$")
@@ -161,7 +161,9 @@ def run(page: Path, text: str) -> int:
 
 @pytest.mark.one_in(5)
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("page", [p for p in PAGES if p != LONG], ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p != LAB_PAGE], ids=lambda page: page.relative_to(ROOT).as_posix()
+)
 def test_the_blocks_of_a_page_run(page: Path) -> None:
     run(page, page.read_text(encoding="utf-8"))
 
@@ -169,7 +171,7 @@ def test_the_blocks_of_a_page_run(page: Path) -> None:
 @pytest.mark.one_in(12)
 @pytest.mark.usefixtures("folder")
 def test_the_blocks_of_the_lab_s_page_run() -> None:
-    run(LONG, LONG.read_text(encoding="utf-8"))
+    run(LAB_PAGE, LAB_PAGE.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import pytest
 
 import clrope
 from clrope.benchmark.results import schema
+from clrope.fleet.fleet_run import connect
 
 reason = "dask is not installed: pip install 'clrope[dask]'"
 dask = pytest.importorskip("dask", reason=reason)
@@ -244,6 +246,16 @@ def test_no_workers_and_no_scheduler(cluster, call):
     done = call("verify", "--scheduler", "somewhere")
     assert done.exit_code == 2
     assert "--scheduler: somewhere cannot be reached" in done.stderr
+
+
+def test_a_caller_with_an_event_loop(cluster):
+    """As in a notebook."""
+
+    async def connected():
+        with connect(cluster.address) as client:
+            return client.scheduler_info()["address"]
+
+    assert asyncio.run(connected()) == cluster.address
 
 
 @pytest.mark.one_in(2)

@@ -386,6 +386,7 @@ def test_a_description_by_kernel_tuner(device: DeviceInfo, tmp_path: Path) -> No
         (t1(KernelFile=""), "names no KernelFile"),
         (t1(KernelName=3), "is no contract"),
         (t1(KernelFile="none.cl"), "none.cl: cannot be read as a kernel file"),
+        (t1().replace('"[8, 16]"', f'"[{10**400}]"'), "a number in it has 401 digits, at most 308 are allowed"),
         (t1().replace('"[8, 16]"', '"[]"'), "TuningParameters: block has neither Default nor Values"),
         ("{}", "is no contract"),
         ("[" * 100_000, "is no contract"),

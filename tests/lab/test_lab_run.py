@@ -271,7 +271,7 @@ def test_options_that_exclude_each_other(tmp_path: Path, given: dict[str, object
 SINE = "sin_table[at] * direction;"
 FIRST = "STORE(a * c - b * s,"
 #: Changes of the kernel that `clrope lab --new` writes, each wrong only where short, dense and plain tensors do not
-#: show it, and the case of the suite `modes` that does.
+#: show it, and the case of the suite `modes` that does. "nothing" is the kernel as it is.
 HIDDEN = {
     "nothing": ("", "", "lo=nsbd"),
     "tokens from 2**16 on": (SINE, f"token > 65535 ? 0 : {SINE}", "ne_a=[4,1,70000,1]"),
