@@ -25,7 +25,7 @@ BY_SIGNAL = 128
 #: The reader of stdout is gone; as of a program that SIGPIPE ends.
 CLOSED_PIPE = 141
 
-#: Seconds after which a signal comes again that came in the middle of an import.
+#: Seconds after which a signal comes again that came where it cannot end the command.
 _AGAIN_S = 0.05
 #: The module that calls the commands. What imports it is not their business.
 _COMMAND_LINE = "clrope.cli.main"
@@ -45,15 +45,26 @@ def catch_signals() -> None:
     def interrupt(number: int, frame: FrameType | None) -> None:
         if not _importing(frame):
             raise Interrupted(number)
-        # Extension modules abort the process where their import fails: the signal comes again a little later.
-        again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
-        again.daemon = True
-        again.start()
+        _send_again(number)  # extension modules abort the process where their import fails
 
+    def unraisable(ignored: sys.UnraisableHookArgs) -> None:
+        # Python only prints what is raised in `__del__` and in callbacks of weak references, the collector and ctypes.
+        if isinstance(ignored.exc_value, Interrupted):
+            _send_again(ignored.exc_value.number)
+        else:
+            before(ignored)
+
+    before, sys.unraisablehook = sys.unraisablehook, unraisable
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
         if number and signal.getsignal(number) in (signal.default_int_handler, leave, signal.SIG_DFL):
             signal.signal(number, interrupt)
+
+
+def _send_again(number: int) -> None:
+    again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()
 
 
 def _importing(frame: FrameType | None) -> bool:

@@ -102,3 +102,49 @@ def test_a_program_that_uses_the_package_keeps_its_handler(folder: Path, words: 
     done = started(folder, words, "clrope.api")
     assert done.returncode == -INT
     assert done.stderr.rstrip().endswith("KeyboardInterrupt")
+
+
+#: Where Python only prints what is raised. Each sends itself the signal, as somebody does who presses Ctrl-C just then.
+IGNORING = {
+    "del": "class Ending:\n    def __del__(self): send()\nEnding()",
+    "weak reference": "import weakref\nitem = set()\nweakref.finalize(item, send)\ndel item",
+    "collector": "import gc\ngc.callbacks.append(lambda phase, info: phase == 'stop' and send())\ngc.collect()",
+    "ctypes": "import ctypes\nctypes.CFUNCTYPE(None)(send)()",
+}
+#: A command that works until it is interrupted, or for longer than the signal takes.
+COMMAND = """
+import signal, sys, time
+from clrope.cli.exit_code import catch_signals, ending
+
+def send():
+    if not sent:
+        sent.append(True)
+        signal.raise_signal({number})
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sent = []
+catch_signals()
+with ending():
+    {place}
+    assert sent
+    time.sleep({seconds})
+"""
+
+
+@pytest.mark.parametrize("number", [INT, TERM])
+@pytest.mark.parametrize("place", IGNORING)
+def test_a_signal_where_python_ignores_what_is_raised(folder: Path, place: str, number: int) -> None:
+    """The command ends all the same, and says one line."""
+    lines = "\n    ".join(IGNORING[place].splitlines())
+    program = COMMAND.format(number=number, place=lines, seconds=60)
+    done = started(folder, ["-c", program], "")
+    ended = {INT: "interrupted", TERM: "ended by SIGTERM"}[number]
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", f"clrope: {ended}\n")
+
+
+def test_what_else_python_ignores_is_told(folder: Path) -> None:
+    program = COMMAND.format(number=INT, place="ctypes.CFUNCTYPE(None)(lambda: 1 / 0)(); send()", seconds=60)
+    done = started(folder, ["-c", "import ctypes" + program], "")
+    assert done.returncode == 128 + INT
+    assert "ZeroDivisionError" in done.stderr
+    assert done.stderr.endswith("\nclrope: interrupted\n")
