@@ -39,8 +39,12 @@ class Interrupted(BaseException):
         self.number = number
 
 
-def catch_signals() -> None:
-    """Make Ctrl-C, SIGTERM and SIGHUP raise `Interrupted`; what the caller ignores stays ignored."""
+@contextmanager
+def caught_signals() -> Iterator[None]:
+    """Make Ctrl-C, SIGTERM and SIGHUP raise `Interrupted`; afterwards they end the process at once.
+
+    What the caller ignores stays ignored.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if not _importing(frame):
@@ -55,16 +59,26 @@ def catch_signals() -> None:
             before(ignored)
 
     before, sys.unraisablehook = sys.unraisablehook, unraisable
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)
-        if number and signal.getsignal(number) in (signal.default_int_handler, leave, signal.SIG_DFL):
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    caught = [n for n in numbers if signal.getsignal(n) in (signal.default_int_handler, leave, signal.SIG_DFL)]
+    try:
+        for number in caught:
             signal.signal(number, interrupt)
+        yield
+    finally:
+        # What Python does at its end would only print `Interrupted`.
+        for number in caught:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _send_again(number: int) -> None:
     again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
     again.daemon = True
-    again.start()
+    try:
+        again.start()
+    except RuntimeError:  # no thread can be started
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 def _importing(frame: FrameType | None) -> bool:

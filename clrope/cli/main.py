@@ -10,7 +10,7 @@ import typer
 from .. import __version__
 from .bench import bench
 from .devices import list_devices
-from .exit_code import catch_signals, ending
+from .exit_code import caught_signals, ending
 from .explain import explain
 from .identify_files import identify_files
 from .lab_command import check_kernel
@@ -70,6 +70,5 @@ def _root(
 def main() -> None:
     """Run the command line and exit."""
     set_up_streams()
-    catch_signals()
-    with ending():
+    with ending(), caught_signals():
         app(prog_name="clrope")

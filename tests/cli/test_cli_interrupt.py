@@ -113,38 +113,56 @@ IGNORING = {
 }
 #: A command that works until it is interrupted, or for longer than the signal takes.
 COMMAND = """
-import signal, sys, time
-from clrope.cli.exit_code import catch_signals, ending
+import signal, sys, threading, time
+from clrope.cli.exit_code import caught_signals, ending
 
 def send():
     if not sent:
         sent.append(True)
         signal.raise_signal({number})
 
+def fail(thread):
+    raise RuntimeError("can't start new thread")
+
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sent = []
-catch_signals()
-with ending():
+with ending(), caught_signals():
     {place}
     assert sent
-    time.sleep({seconds})
+    time.sleep(60)
 """
+
+
+def interrupted_command(folder: Path, place: str, number: int) -> Any:
+    program = COMMAND.format(number=number, place="\n    ".join(place.splitlines()))
+    return started(folder, ["-c", program], "")
 
 
 @pytest.mark.parametrize("number", [INT, TERM])
 @pytest.mark.parametrize("place", IGNORING)
 def test_a_signal_where_python_ignores_what_is_raised(folder: Path, place: str, number: int) -> None:
     """The command ends all the same, and says one line."""
-    lines = "\n    ".join(IGNORING[place].splitlines())
-    program = COMMAND.format(number=number, place=lines, seconds=60)
-    done = started(folder, ["-c", program], "")
+    done = interrupted_command(folder, IGNORING[place], number)
     ended = {INT: "interrupted", TERM: "ended by SIGTERM"}[number]
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", f"clrope: {ended}\n")
 
 
 def test_what_else_python_ignores_is_told(folder: Path) -> None:
-    program = COMMAND.format(number=INT, place="ctypes.CFUNCTYPE(None)(lambda: 1 / 0)(); send()", seconds=60)
-    done = started(folder, ["-c", "import ctypes" + program], "")
+    done = interrupted_command(folder, "import ctypes\nctypes.CFUNCTYPE(None)(lambda: 1 / 0)()\nsend()", INT)
     assert done.returncode == 128 + INT
     assert "ZeroDivisionError" in done.stderr
     assert done.stderr.endswith("\nclrope: interrupted\n")
+
+
+def test_where_no_thread_can_be_started(folder: Path) -> None:
+    """The signal ends the process itself."""
+    done = interrupted_command(folder, "threading.Thread.start = fail\n" + IGNORING["del"], TERM)
+    assert (done.returncode, done.stdout, done.stderr) == (-TERM, "", "")
+
+
+@pytest.mark.parametrize("number", [INT, TERM])
+@pytest.mark.parametrize("register", ["__import__('atexit').register", "threading._register_atexit"])
+def test_a_signal_at_the_end_of_python(folder: Path, register: str, number: int) -> None:
+    """It ends the process, and nothing is printed."""
+    done = interrupted_command(folder, f"{register}(send)\nsys.exit()", number)
+    assert (done.returncode, done.stdout, done.stderr) == (-number, "", "")
