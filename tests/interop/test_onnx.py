@@ -238,11 +238,12 @@ def test_onnx_node_tests(device):
         runner = onnx.backend.test.BackendTest(Backend, __name__)
     runner.include("^test_rotary_embedding").exclude("_expanded")
     suite = unittest.defaultTestLoader.loadTestsFromTestCase(runner.test_cases["OnnxBackendNodeModelTest"])
-    result = unittest.TestResult()
+    tests, result = set(suite), unittest.TestResult()
     suite.run(result)
     assert not result.failures, result.failures[0][1]
     assert not result.errors, result.errors[0][1]
-    assert result.testsRun - len(result.skipped) >= 8
+    # Not by `testsRun`: Python 3.12.1 leaves skipped tests out of it.
+    assert len(tests - {test for test, _ in result.skipped}) >= 8
 
 
 def test_backend_runs_graphs_nodes_and_initializers(device, rng):
