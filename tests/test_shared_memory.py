@@ -130,7 +130,7 @@ def in_svm(queue: cl.CommandQueue, rng: np.random.Generator) -> Iterator[list[cl
         pytest.skip(f"no shared virtual memory: {error}")
     yield arrays
     for array in arrays:
-        # Freed by its queue, PyPI's PoCL would free other memory (docs/drivers.md).
+        # If the queue freed it, PyPI's PoCL would free other memory (docs/drivers.md).
         array.base_data.unbind_from_queue()
 
 

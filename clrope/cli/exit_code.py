@@ -69,6 +69,7 @@ def caught_signals() -> Iterator[None]:
         # What Python does at its end would only print `Interrupted`.
         for number in caught:
             signal.signal(number, signal.SIG_DFL)
+        sys.unraisablehook = before
 
 
 def _send_again(number: int) -> None:
