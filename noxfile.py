@@ -63,6 +63,13 @@ def coverage(session: nox.Session) -> None:
 
 
 @nox.session
+def mutation(session: nox.Session) -> None:
+    """Change one operator at a time where arithmetic decides; print what no test notices. Options: --help."""
+    session.install("-e", ".[test]", "cosmic-ray>=8.4")
+    session.run("python", str(ROOT / "tests" / "mutation" / "mutants.py"), *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style and format with ruff."""
     session.install("ruff>=0.6")

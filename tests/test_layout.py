@@ -39,6 +39,8 @@ def test_fewer_axes_of_ggml_are_filled() -> None:
     view = TensorView.from_ggml([8, 4, 3], [4, 40, 200], "f32", 12)
     assert (view.shape, view.strides, view.offset) == ((1, 3, 4, 8), (150, 50, 10, 1), 3)
     assert all(type(step) is int for step in view.strides)
+    view = TensorView.from_ggml([8, 4], [4, 40], "f32")
+    assert (view.shape, view.strides) == ((1, 1, 4, 8), (40, 40, 10, 1))
     assert TensorView.from_ggml([8], [4], "f32") == TensorView.dense((1, 1, 1, 8), "f32")
 
 
@@ -50,16 +52,17 @@ def test_whether_heads_are_contiguous() -> None:
         assert TensorView(shape, strides, 0, "f32").last_axis_dense is dense
 
 
+def ranges(length: int) -> list[slice]:
+    return [slice(first, last) for last in range(1, length + 1) for first in range(last)]
+
+
 def test_which_part_is_the_whole() -> None:
     view = TensorView((3, 5, 2, 4), (100, 10, 5, 1), 7, "f32")
     assert view.part(slice(0, 3), slice(0, 5)) is view
     assert view.part(slice(None), slice(None)) is view
-    for b, s in (
-        (slice(1, 3), slice(0, 5)),
-        (slice(0, 2), slice(0, 5)),
-        (slice(0, 3), slice(1, 5)),
-        (slice(2, 3), slice(2, 3)),
-    ):
+    some = [(b, s) for b in ranges(3) for s in ranges(5) if (b, s) != (slice(0, 3), slice(0, 5))]
+    assert len(some) == 6 * 15 - 1
+    for b, s in some:
         part = view.part(b, s)
         assert part.shape == (b.stop - b.start, s.stop - s.start, 2, 4)
         assert (part.strides, part.offset, part.dtype) == (view.strides, 7 + 100 * b.start + 10 * s.start, "f32")
@@ -100,6 +103,8 @@ def test_rank_3_has_no_b() -> None:
     assert TensorView.of_array(x).strides == (0, 24, 6, 1)
     assert TensorView.dense((3, 4, 6), "f32") == TensorView.of_array(x)
     assert TensorView.dense((3, 4, 6), "f32", "nsd") == TensorView.of_array(x, "nsd")
+    for layout, shape in (("bsnd", (1, 3, 4, 6)), ("nsd", (1, 4, 3, 6)), ("dns", (1, 6, 4, 3))):
+        assert canonical(x, layout).shape == shape
     assert parse_layout("BSND", 4) == "bsnd"
 
 
@@ -146,6 +151,11 @@ def test_refused_layouts(layout: Any, rank: int, message: str) -> None:
         (lambda: TensorView.dense((1, 2, 3, 4), "f33"), "dtype: got 'f33', allowed are f16"),
         (lambda: TensorView.from_ggml([8], [4], "q4_0"), "dtype: got 'q4_0', allowed are f16, bf16, f32, f64"),
         (lambda: TensorView.from_ggml([8, 1], [4], "f32"), "ne, nb: got 2 and 1 numbers, allowed are 1 to 4"),
+        (lambda: TensorView.from_ggml([8], [4, 32], "f32"), "ne, nb: got 1 and 2 numbers, allowed are 1 to 4"),
+        (
+            lambda: TensorView.from_ggml([8] + 4 * [1], 5 * [4], "f32"),
+            "ne, nb: got 5 and 5 numbers, allowed are 1 to 4",
+        ),
         (lambda: TensorView.from_ggml([], [], "f32"), "ne, nb: got 0 and 0 numbers"),
         (lambda: TensorView.from_ggml([8, 2], [4, 34], "f32"), r"nb: got \[4, 34\] at offset 0, multiples of .* 4"),
         (lambda: TensorView.from_ggml([8, 2], [4, 32], "f32", 2), "at offset 2, multiples"),
@@ -162,6 +172,20 @@ def test_refused_layouts(layout: Any, rank: int, message: str) -> None:
 def test_refused_tensors(call: Any, message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         call()
+
+
+def test_the_longest_axis() -> None:
+    one = np.float32(1)
+    assert TensorView.of_array(np.broadcast_to(one, (2**30, 1, 8))).shape == (1, 2**30, 1, 8)
+    with pytest.raises(ShapeError, match=r"k: got shape \[1073741825, 1, 8\], an axis has at most 2\*\*30 elements"):
+        TensorView.of_array(np.broadcast_to(one, (2**30 + 1, 1, 8)), argument="k")
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("f8e5m2", 2**63 - 1), ("f16", 2**62 - 1), ("f64", 2**60 - 1)])
+def test_up_to_the_last_64_bit_address(dtype: str, most: int) -> None:
+    assert TensorView.dense((1, 1, most), dtype).nbytes == most * TensorView.dense((1, 1, 1), dtype).itemsize
+    with pytest.raises(ShapeError, match=f"shape: {most + 1} elements of {dtype} are beyond 64-bit byte addresses"):
+        TensorView.dense((1, 1, most + 1), dtype)
 
 
 def test_dtypes() -> None:
@@ -210,6 +234,13 @@ def test_overlap_of_what_is_spread_far(rng: np.random.Generator) -> None:
     far = 1 << 40
     assert not TensorView((1, 3, 2, 4), (0, far, far + 4, 1), 0, "f32").overlaps_itself
     assert TensorView((1, 3, 2, 4), (0, far, 2 * far, 1), 0, "f32").overlaps_itself
+
+
+@pytest.mark.parametrize("step", [8, 1000])
+def test_heads_that_mesh(step: int) -> None:
+    """Elements 0, 2, 4 of one head and 3, 5, 7 of the next."""
+    assert not TensorView((1, 200, 2, 3), (0, step, 3, 2), 0, "f32").overlaps_itself
+    assert TensorView((1, 200, 2, 3), (0, step, 2, 2), 0, "f32").overlaps_itself
 
 
 def test_a_dense_tensor_takes_no_table_of_its_elements() -> None:
