@@ -75,7 +75,7 @@ def position_rows(positions: Any, config: RopeConfig, *, batch: int | None, seq:
         if array.shape == (batch, seq) and not sections:
             return PositionRows(np.ascontiguousarray(wide.reshape(1, -1)), seq)
     elif array.ndim == 3 and sections and array.shape[0] in (3, 4) and array.shape[2] == seq:
-        if array.shape[1] == batch and batch > 1:
+        if array.shape[1] == batch and batch != 1:
             return PositionRows(_axes(wide.reshape(array.shape[0], -1), True), seq)
         if array.shape[1] == 1:
             return PositionRows(_axes(wide[:, 0], True), 0)

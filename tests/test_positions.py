@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import numpy as np
@@ -142,8 +143,30 @@ def test_which_forms_batches_share() -> None:
     for positions in (7, [1, 2, 3], [[1, 2, 3]]):
         for config in (NEOX, SECTIONS):
             assert position_rows(positions, config, batch=2, seq=3).batch_stride == 0
+    for rank3 in (np.zeros((3, 1, 3), int), np.zeros((4, 1, 3), int)):
+        assert position_rows(rank3, SECTIONS, batch=1, seq=3).batch_stride == 0
     assert position_rows([1, 2], NEOX, batch=2, seq=3).batch_stride == 3
     assert position_rows(np.zeros((3, 2, 5), int), SECTIONS, batch=2, seq=5).batch_stride == 5
+
+
+@pytest.mark.parametrize("config", [NEOX, SECTIONS])
+def test_every_form_that_messages_allow_is_taken(config: RopeConfig) -> None:
+    """Of empty tensors, too."""
+    for batch, seq in itertools.product(range(4), range(4)):
+        with pytest.raises(ShapeError, match="allowed here are an int, ") as refused:
+            position_rows(np.zeros((9, 9, 9, 9), int), config, batch=batch, seq=seq)
+        forms = re.findall(r"\[([\d, ]+)\]", str(refused.value).partition("allowed here are")[2])
+        each = [f"{batch}, {seq}"]
+        if config is SECTIONS:
+            each = [f"{axes}, {tokens}" for axes in (4, 3) for tokens in (f"{seq}", f"{batch}, {seq}")]
+        assert sorted(forms) == sorted({f"{seq}", *each, *([f"{batch}"] if batch != seq else [])})
+        for form in forms:
+            shape = tuple(map(int, form.split(", ")))
+            found = position_rows(np.ones(shape, int), config, batch=batch, seq=seq)
+            assert found.rows.shape[0] == (4 if config is SECTIONS else 1)
+            assert found.batch_stride in (0, seq)
+            assert found.count == (batch * seq if found.batch_stride else seq) or batch * seq == 0
+            assert all(len(range(found.count)[part]) == seq for part in found.rows_of_batch(batch))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -204,6 +227,7 @@ def test_text_in_section_modes_is_neox(device: clrope.DeviceInfo, mode: Any, rng
         ),
         (np.zeros((3, 2), int), NEOX, r"positions: got shape \[3, 2\]"),
         (np.zeros((4, 3), int), NEOX, r"positions: got shape \[4, 3\]"),
+        *((np.zeros(shape, int), NEOX, r"positions: got shape") for shape in ((1, 2), (1, 4), (2, 2), (2, 4), (0, 3))),
         (np.zeros((3, 2, 3), int), NEOX, r"positions: got shape \[3, 2, 3\]"),
         (np.zeros((1, 1, 3), int), NEOX, r"positions: got shape \[1, 1, 3\]"),
         (
@@ -223,6 +247,8 @@ def test_text_in_section_modes_is_neox(device: clrope.DeviceInfo, mode: Any, rng
             r"positions: got 9223372036854775808, allowed are -2\*\*63 \.\.\. 2\*\*63 - 1",
         ),
         ([1, 2, 2**63], NEOX, r"positions: got 9223372036854775808, allowed are"),
+        ([-5, 70, 2**63], NEOX, r"positions: got 9223372036854775808, allowed are"),
+        ([70, -5, -(2**63) - 1], NEOX, r"positions: got -9223372036854775809, allowed are"),
         (-(2**63) - 1, NEOX, r"positions: got -9223372036854775809, allowed are"),
         ([[1, 2, 10**30]] * 2, NEOX, rf"positions: got {10**30}, allowed are"),
         ([-1, 0.5, 0.0], NEOX, r"positions: got dtype float64"),
@@ -274,6 +300,7 @@ def test_more_tokens_than_an_axis_has() -> None:
         ([0, 4, 2, 5], None, r"got 0 \.\.\. 5 with a descent"),
         ([0.0, 5.0], None, "cu_seqlens: got dtype float64"),
         ([0, 2, 5], [1], r"offsets: got shape \[1\], one per sequence is needed: \[2\]"),
+        ([0, 2, 5], [1, 2, 3], r"offsets: got shape \[3\], one per sequence is needed: \[2\]"),
         ([0, 2, 5], [1.0, 2.0], "offsets: got dtype float64"),
         ([0, 2, 5], [2**63 - 1, 0], r"offsets: got 9223372036854775807 for sequence 0 of 2 tokens"),
         ([0, 2, 5], [0, 2**63 - 2], r"offsets: got 9223372036854775806 for sequence 1 of 3 tokens"),
