@@ -1,0 +1,13 @@
+"""Text of files and devices as text that terminals, pages and images can show."""
+
+from __future__ import annotations
+
+import re
+
+#: Control characters but tab and newline, lone surrogates, and the two others that XML does not allow.
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+def printable(text: str) -> str:
+    r"""Return the text with an escape such as `\x1b`, as `repr` writes it, for each character that cannot be shown."""
+    return _HIDDEN.sub(lambda found: repr(found[0])[1:-1], text)
