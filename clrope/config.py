@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import islice
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+import numpy as np
 
 from .bounded_read import path_argument
 from .errors import ConfigError, naming_file, unreadable
@@ -26,7 +28,7 @@ Angles = Literal["exact", "ggml"]
 
 
 def _real(name: str, value: object, most: float = MOST_REAL) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if isinstance(value, (bool, np.timedelta64)) or not isinstance(value, Real):
         raise ConfigError(f"{name}: got {value!r} of type {type(value).__name__}, a real number is needed")
     try:
         number = float(value)
@@ -38,7 +40,7 @@ def _real(name: str, value: object, most: float = MOST_REAL) -> float:
         raise ConfigError(unreadable(name, value, error)) from error
     if not abs(number) <= most:
         raise ConfigError(f"{name}: got {number}, it must be finite and at most {most}")
-    return number
+    return number + 0.0  # -0.0 is equal to 0.0: configurations that are equal have equal results
 
 
 def _positive(name: str, value: object) -> float:
@@ -67,7 +69,8 @@ def _integer(name: str, value: object, least: int, most: int = MOST_COUNT) -> in
 
 
 def _sequence(name: str, value: object) -> list[Any]:
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+    # Sets have no order, mappings give their keys, bytes their numbers.
+    if isinstance(value, (str, bytes, bytearray, Set, Mapping)) or not isinstance(value, Iterable):
         raise ConfigError(f"{name}: got {value!r} of type {type(value).__name__}, a sequence of numbers is needed")
     try:
         found = list(islice(value, MOST_DIMS + 1))
@@ -155,7 +158,7 @@ class RopeConfig:
         if self.n_offs and self.mode == "vision":
             raise ConfigError(f"n_offs: got {self.n_offs}, mode 'vision' rotates the whole head and allows only 0")
         self._check_sections()
-        if self.angles not in ("exact", "ggml"):
+        if not isinstance(self.angles, str) or self.angles not in get_args(Angles):
             raise ConfigError(f"angles: got {self.angles!r}, allowed are 'exact', 'ggml'")
 
     def __hash__(self) -> int:
@@ -165,6 +168,10 @@ class RopeConfig:
             known = hash(tuple(getattr(self, field.name) for field in fields(self)))
             object.__setattr__(self, "_hash", known)
         return known
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Texts have other hashes in other processes.
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def _check_sections(self) -> None:
         if self.sections is None:
@@ -204,12 +211,13 @@ class RopeConfig:
         if n_dims is None:
             if head_dim is None:
                 raise ConfigError("n_dims: not set, and no tensor or head_dim given to take it from")
-            n_dims = head_dim // 2 if self.mode == "vision" else head_dim
+            n_dims = _integer("head_dim", head_dim, 0)
+            n_dims = n_dims // 2 if self.mode == "vision" else n_dims
         return n_dims if self.mode == "vision" else n_dims // 2
 
     def for_head_dim(self, head_dim: int) -> RopeConfig:
         """Return this configuration with n_dims filled in and checked against a head of `head_dim` elements."""
-        return _for_head_dim(self, head_dim)
+        return _for_head_dim(self, _integer("head_dim", head_dim, 0))
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary of every field; `from_dict` reads it back to an equal configuration."""
@@ -225,7 +233,7 @@ class RopeConfig:
         if not isinstance(data, Mapping):
             raise ConfigError(f"config: got {type(data).__name__}, a mapping of field names is needed")
         known = [f.name for f in fields(cls)]
-        unknown = sorted(set(data) - set(known))
+        unknown = sorted(set(data) - set(known), key=str)
         if unknown:
             raise ConfigError(f"config: unknown key {unknown[0]!r}, known are {', '.join(known)}")
         if "mode" not in data:

@@ -80,6 +80,7 @@ def rotate_plan(
     variant: Variant | None = None,
 ) -> Plan:
     """Return the plan of `rotate`; out_mode: the output's pairs are laid out as in this mode, not as in the input."""
+    forward = check_forward(forward)
     x_operand = operand(x, layout)
     outputs = outputs_of([x_operand], out, True, layout)
     batch, seq, _, head_dim = x_operand.view.shape
@@ -139,7 +140,7 @@ def rotate_plan(
         template = runtime.calls.get(key)
         if template is None:
             template = CallTemplate(
-                runtime, [(x_operand, outputs[0])], [layout_of_pairs], columns, forward=check_forward(forward),
+                runtime, [(x_operand, outputs[0])], [layout_of_pairs], columns, forward=forward,
                 several=False, variant=variant, transfer=transfer,
             )  # fmt: skip
             runtime.remember_call(key, template)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+import pickle
 import re
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -45,6 +49,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"freq_factors": [1.0, 0.0, 1.0, 1.0]}, "freq_factors[1]: got 0, angles are divided by it"),
     ({"freq_factors": [1.0, float("nan")]}, "freq_factors[1]: got nan, it must be finite"),
     ({"freq_factors": 2.0}, "freq_factors: got 2.0 of type float, a sequence of numbers is needed"),
+    ({"freq_factors": {1.0, 2.0}}, "freq_factors: got {1.0, 2.0} of type set, a sequence of numbers is needed"),
+    ({"freq_factors": {1: 2.0}}, "freq_factors: got {1: 2.0} of type dict, a sequence of numbers is needed"),
+    ({"freq_factors": bytearray(b"ab")}, "freq_factors: got bytearray(b'ab') of type bytearray, a sequence"),
+    ({"mode": "mrope", "sections": frozenset([8])}, "sections: got frozenset({8}) of type frozenset, a sequence"),
+    ({"freq_base": np.timedelta64(5, "s")}, "freq_base: got np.timedelta64(5,'s') of type timedelta64, a real number"),
+    ({"angles": np.array("exact")}, "angles: got array('exact', dtype='<U5'), allowed are 'exact', 'ggml'"),
+    ({"angles": np.array(["exact", "ggml"])}, "angles: got array(['exact', 'ggml']"),
     ({"freq_factors": "ab"}, "freq_factors: got 'ab' of type str, a sequence of numbers is needed"),
     ({"n_offs": 3}, "n_offs: got 3, it must be even"),
     ({"n_offs": -2}, "n_offs: got -2, the least allowed is 0"),
@@ -118,6 +129,38 @@ def test_dictionaries_both_ways() -> None:
         RopeConfig.from_dict({"n_dims": 8})
     with pytest.raises(ConfigError, match="config: got list, a mapping"):
         RopeConfig.from_dict([])  # type: ignore[arg-type]
+
+
+def test_equal_configurations_have_one_hash_in_every_process() -> None:
+    config = RopeConfig("neox", 8, attn_factor=-0.0)
+    assert hash(config) == hash(RopeConfig("neox", 8, attn_factor=0.0))
+    assert math.copysign(1.0, config.attn_factor) == 1.0
+    code = (
+        "import pickle, sys; from clrope import RopeConfig\n"
+        "found = pickle.load(sys.stdin.buffer); assert found in {RopeConfig('neox', 8, attn_factor=0.0)}"
+    )
+    subprocess.run([sys.executable, "-c", code], input=pickle.dumps(config), check=True)
+
+
+@pytest.mark.parametrize("head_dim", ["8", 8.0, None, [8], True])
+def test_head_dim_is_an_integer(head_dim: Any) -> None:
+    with pytest.raises(ConfigError, match=r"head_dim: got .* of type .*, an integer is needed"):
+        RopeConfig("neox").for_head_dim(head_dim)
+    with pytest.raises(ConfigError, match="head_dim"):
+        RopeConfig("neox").n_pairs(head_dim)
+    with pytest.raises(ConfigError, match="head_dim: got -2, the least allowed is 0"):
+        RopeConfig("neox").n_pairs(-2)
+
+
+@pytest.mark.parametrize("name", [None, 5, [], b"llama-2-7b"])
+def test_a_preset_has_a_name(name: Any) -> None:
+    with pytest.raises(ConfigError, match=r"preset: got .*, a name is needed"):
+        RopeConfig.preset(name)
+
+
+def test_keys_of_any_type_are_refused() -> None:
+    with pytest.raises(ConfigError, match="config: unknown key 5, known are mode"):
+        RopeConfig.from_dict({5: 1, "a": 2})  # type: ignore[dict-item]
 
 
 def test_frozen() -> None:

@@ -164,6 +164,14 @@ def test_refusals(given: dict[str, Any], kind: type[Exception], message: str) ->
     assert (table == 1).all()
 
 
+@pytest.mark.parametrize("forward", [1, 1.0, "yes", np.array(True), None])
+def test_a_direction_is_a_bool_also_the_second_time(device: clrope.DeviceInfo, forward: Any) -> None:
+    x, table = np.ones((1, 3, 2, 8), np.float32), np.ones((3, 4), np.float32)
+    clrope.rotate(x, table, table, mode="neox", device=device.index, forward=True)
+    with pytest.raises(ConfigError, match=r"forward: got .* of type"):
+        clrope.rotate(x, table, table, mode="neox", device=device.index, forward=forward)
+
+
 def test_full_tables_by_name(device: clrope.DeviceInfo) -> None:
     x, table = np.ones((5, 3, 16), np.float32), np.ones((5, 16), np.float32)
     with pytest.raises(ConfigError, match="full_tables: got 'both', allowed are 'halves', 'interleaved'"):

@@ -26,6 +26,8 @@ def _entries() -> dict[str, dict[str, Any]]:
 
 def _entry(name: str) -> dict[str, Any]:
     entries = _entries()
+    if not isinstance(name, str):
+        raise ConfigError(f"preset: got {name!r:.80} of type {type(name).__name__}, a name is needed")
     if name not in entries:
         import difflib
 
