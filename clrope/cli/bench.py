@@ -158,6 +158,8 @@ def _continued(resume: str, given: dict[str, Any]) -> tuple[Unfinished, Options]
     from ..benchmark.resume import read_unfinished
     from ..portability.report_files import read_files
 
+    if not resume:
+        raise ConfigError("--resume: got an empty text, the file of an interrupted run is needed")
     unfinished = read_unfinished(resume)
     # Its records become part of tables and of the page.
     if unread := read_files([resume]).unread:

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from ..config import RopeConfig
-from ..errors import ConfigError, naming_file
-from ..io.files import read_arrays
+from ..errors import ConfigError, RopeError, naming_file
+from ..io.files import format_of, read_arrays
 from ..io.hf_rope import MOST_DIMS
 from ..io.json_object import read_json_object
 from ..layout import DTYPES
 from .options import LayerType, Mode, SeqLen, value
+from .output import names_text
 
 
 def _option(kind: Any, metavar: str, text: str) -> Any:
@@ -106,17 +107,28 @@ def _read_config(given: dict[str, Any]) -> RopeConfig:
     return RopeConfig(**fields)
 
 
-def named_array(text: str, what: str) -> Any:
-    """Return the array that FILE or FILE:NAME stands for; without a name the file must hold one array only."""
-    name = ""
+def named_array(text: str, what: str, others: str = "") -> Any:
+    """Return the array that FILE or FILE:NAME stands for; without a name the file must hold one array only.
+
+    what: the option, for errors; others: what else it takes.
+    """
+    name, given = "", text
     if not os.path.exists(text) and ":" in text:  # unlike Path's, False for a name that is too long
         text, _, name = text.rpartition(":")
-    arrays = read_arrays(text)
+    try:
+        format_of(text)
+    except ConfigError as error:
+        forms = f"{others} or a file" if others else "a file"
+        raise ConfigError(f"{what}: got {given!r}, allowed is {forms}, as FILE or FILE:NAME ({error})") from None
+    try:
+        arrays = read_arrays(text)
+    except RopeError as error:
+        raise type(error)(f"{what}: {error}") from error
     if not name and len(arrays) == 1:
         name = next(iter(arrays))
     if name not in arrays:
         got = f"{text} has no array {name!r}" if name else f"{text} holds {len(arrays)} arrays, name one as FILE:NAME"
-        raise ConfigError(f"{what}: {got}; there are {', '.join(arrays) or 'none'}")
+        raise ConfigError(f"{what}: {got}; there are {names_text(arrays)}")
     return arrays[name]
 
 
@@ -136,7 +148,7 @@ def _factors(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        array = named_array(text, "freq_factors")
+        array = named_array(text, "freq_factors", "numbers with commas between")
         if array.dtype.kind not in "fiu" and array.dtype not in DTYPES.values():
             raise ConfigError(f"freq_factors: {text} holds {array.dtype}, real numbers are needed") from None
         if array.size > MOST_DIMS:

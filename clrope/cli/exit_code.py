@@ -8,13 +8,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
 from ..environ import variable
 from ..errors import BuildError, RopeError
 from ..interrupt import leave
+from .streams import discard
 
 #: What was checked is wrong.
 WRONG = 1
@@ -106,7 +107,7 @@ def ending() -> Iterator[None]:
         ended = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
         _end(ended, BY_SIGNAL + number, error)
     except BrokenPipeError as error:
-        _discard_output()
+        discard(sys.stdout)
         raise SystemExit(CLOSED_PIPE) from error
     except RopeError as error:
         _end(str(error), WRONG if isinstance(error, BuildError) else UNUSABLE, error)
@@ -114,21 +115,16 @@ def ending() -> Iterator[None]:
         _end("not enough memory (CLROPE_TRACEBACK=1 shows where)", UNUSABLE, error)
     except Exception as error:
         if isinstance(error, OSError):
-            _discard_output()
+            discard(sys.stdout)
         text = " ".join(str(error).split()) or "no message"
         _end(f"{type(error).__name__}: {text} (CLROPE_TRACEBACK=1 shows where)", UNUSABLE, error)
 
 
 def _end(message: str, code: int, error: BaseException) -> NoReturn:
-    if variable(b"CLROPE_TRACEBACK") not in (b"", b"0"):
-        traceback.print_exception(error)
-    print(f"clrope: {message}", file=sys.stderr)
+    try:
+        if variable(b"CLROPE_TRACEBACK") not in (b"", b"0"):
+            traceback.print_exception(error)
+        print(f"clrope: {message}", file=sys.stderr, flush=True)
+    except (OSError, ValueError):  # nobody can be told, but the exit code stays
+        discard(sys.stderr)
     raise SystemExit(code) from error
-
-
-def _discard_output() -> None:
-    """Let what is still in the buffer of stdout go nowhere: the interpreter flushes it again at its end."""
-    with suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)

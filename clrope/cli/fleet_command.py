@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
+from ..printable import printable
 from .exit_code import WRONG
 from .output import print_table, progress_bar, write_text
 
@@ -76,7 +77,7 @@ def _run(scheduler: str, task: FleetTask, json_file: str | None, quiet: bool) ->
 
         def say(text: str) -> None:
             if not quiet:
-                bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+                bar.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
         def progress(done: int, total: int) -> None:
             bar.update(drawn, completed=done, total=total or None)

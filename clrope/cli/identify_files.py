@@ -16,7 +16,7 @@ from ..layout import DTYPES
 from .config_options import named_array, takes_config
 from .exit_code import WRONG
 from .options import AsJson, Layout, Quiet, value
-from .output import print_json, print_table
+from .output import names_text, print_json, print_table
 from .positions_option import POSITIONS_HELP, read_positions
 
 Array = npt.NDArray[Any]
@@ -88,7 +88,7 @@ def _pairs(before: str, after: str) -> list[tuple[str, Array, Array]]:
     if not names:
         raise ConfigError(
             f"BEFORE, AFTER: no tensor has the same name in both, name one of each as FILE:NAME; there are "
-            f"{', '.join(first)} and {', '.join(second)}"
+            f"{names_text(first)} and {names_text(second)}"
         )
     return [(name, first[name], second[name]) for name in names]
 
@@ -100,5 +100,5 @@ def _tensors(text: str, argument: str) -> dict[str, Array]:
     floating = set(DTYPES.values())
     chosen = {name: x for name, x in arrays.items() if x.dtype in floating and x.ndim in (3, 4)}
     if not chosen:
-        raise ShapeError(f"{text}: holds no floating tensor of rank 3 or 4; there are {', '.join(arrays) or 'none'}")
+        raise ShapeError(f"{text}: holds no floating tensor of rank 3 or 4; there are {names_text(arrays)}")
     return chosen

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from .output import print_table, write_text
+from .streams import clear_bar
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -43,7 +44,7 @@ class LabView:
             self._failed.add(target.name)
             if not self._silent:
                 if sys.stderr.isatty() and not self._quiet:
-                    print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+                    clear_bar()
                 _print_failure(target, result)
         self._bar.advance(self._task)
         self._bar.refresh()

@@ -14,10 +14,10 @@ from .exit_code import caught_signals, ending
 from .explain import explain
 from .identify_files import identify_files
 from .lab_command import check_kernel
-from .output import set_up_streams
 from .report_command import report
 from .run import rotate_file
 from .show_config import show_config
+from .streams import set_up_streams
 from .tune import tune_devices
 from .verify import verify_devices
 

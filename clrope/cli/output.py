@@ -5,20 +5,18 @@ Tables fit the terminal, or COLUMNS where stdout is none. Styles need a terminal
 
 from __future__ import annotations
 
-import codecs
 import json
-import locale
 import os
 import shutil
 import sys
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from ..errors import ConfigError, RopeError
 from ..output_file import write_file
+from ..printable import printable
+from .streams import Styled
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,47 +27,9 @@ if TYPE_CHECKING:
 _UNLIMITED = 100_000
 _GAP = 2
 _MOST_LINES = 3
-#: ASCII for characters of this package's own texts.
-_ASCII = {"µ": "u", "×": "x", "–": "-", "π": "pi", "±": "+-", "…": "..."}
-
-
-def set_up_streams() -> None:
-    """Make stdout and stderr take any text: in ASCII where the locale is C, with escapes where characters are missing.
-
-    Python itself writes UTF-8 in the locale C. Warnings become one line each.
-    """
-    _open_closed_streams()
-    codecs.register_error("clrope", _in_ascii)
-    ascii_only = locale.nl_langinfo(locale.CODESET) in ("ANSI_X3.4-1968", "US-ASCII", "ASCII", "646")
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
-            # Closed by the caller.
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        elif isinstance(stream, TextIOWrapper):
-            stream.reconfigure(encoding="ascii" if ascii_only else None, errors="clrope")
-    warnings.showwarning = _print_warning
-
-
-def _open_closed_streams() -> None:
-    """Let streams that the caller closed lead nowhere: the next file would get their number, and what drivers print."""
-    if os.name == "posix":
-        opened = os.open(os.devnull, os.O_RDWR)
-        while opened <= 2:
-            os.set_inheritable(opened, True)
-            opened = os.open(os.devnull, os.O_RDWR)
-        os.close(opened)
-
-
-def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"clrope: warning: {message}", file=sys.stderr)
-
-
-def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    text = error.object[error.start : error.end]
-    return "".join(_ASCII.get(c) or c.encode("ascii", "backslashreplace").decode() for c in text), error.end
+_LONGEST_CELL = 2000
+#: Options whose place may be '-', stdout.
+_PRINTED = ("--json", "--markdown")
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -81,7 +41,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     from rich.table import Table
     from rich.text import Text
 
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[_cell(cell) for cell in row] for row in rows]
     heads = [column.lstrip("#") for column in columns]
     if title:
         print(f"\n{title}")
@@ -109,8 +69,14 @@ def print_fields(fields: Iterable[tuple[str, object]]) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in fields:
-        table.add_row(Text(name), Text(str(value)))
+        table.add_row(Text(_cell(name)), Text(_cell(value)))
     _print(table)
+
+
+def _cell(value: object) -> str:
+    """Return the text of a cell; rich takes minutes for one of a million characters."""
+    text = printable(str(value))
+    return text if len(text) <= _LONGEST_CELL else f"{text[:_LONGEST_CELL]}... ({len(text)} characters)"
 
 
 def print_json(data: Any) -> None:
@@ -129,12 +95,15 @@ def write_text(where: str, text: str) -> None:
 def check_places(outputs: Mapping[str, str | Path | None], inputs: Iterable[str | Path] = ()) -> None:
     """Raise before any work if an output cannot be written, or would take the place of an input or of another output.
 
-    outputs: by option; None and '-' are none. Raises `RopeError`, or `ConfigError` where places are the same.
+    outputs: by option; None is none, as is '-' where it stands for stdout. Raises `RopeError`, or `ConfigError` where
+    places are the same.
     """
     taken = [(Path(given), "a file that is read") for given in inputs]
     for option, given in outputs.items():
-        if given is None or str(given) == "-":
+        if given is None or (str(given) == "-" and option in _PRINTED):
             continue
+        if str(given) == "-":
+            raise ConfigError(f"{option}: got '-', a file is needed; stdout is for {' and '.join(_PRINTED)}")
         path = Path(given)
         for other, what in taken:
             if _same_file(path, other):
@@ -189,7 +158,7 @@ def progress_bar(quiet: bool, drawn_by_thread: bool = False) -> Progress:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Column
 
-    text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="crop"))
+    text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="crop"))
     return Progress(
         BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(), text,
         console=_console(sys.stderr), auto_refresh=drawn_by_thread, redirect_stdout=False, redirect_stderr=False,
@@ -200,6 +169,12 @@ def progress_bar(quiet: bool, drawn_by_thread: bool = False) -> Progress:
 def stderr_console() -> Console:
     """Return a console that writes to stderr."""
     return _console(sys.stderr)
+
+
+def names_text(names: Iterable[str]) -> str:
+    """Return names with commas between; of many or long ones the first."""
+    text = ", ".join(names)
+    return (text if len(text) <= _LONGEST_CELL else f"{text[:_LONGEST_CELL]}...") or "none"
 
 
 def bytes_text(count: int) -> str:
@@ -231,7 +206,7 @@ def _print(table: Table) -> None:
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():
-        print(line.rstrip())
+        print(line.rstrip(), file=Styled(sys.stdout))
 
 
 def _console(stream: TextIO, width: int | None = None) -> Console:
@@ -239,6 +214,6 @@ def _console(stream: TextIO, width: int | None = None) -> Console:
 
     terminal = stream.isatty()
     return Console(
-        file=stream, width=width, highlight=False, force_terminal=terminal,
+        file=cast(TextIO, Styled(stream)), width=width, highlight=False, force_terminal=terminal,
         color_system="auto" if terminal and not os.environ.get("NO_COLOR") else None,
     )  # fmt: skip

@@ -29,7 +29,7 @@ def read_positions(text: str) -> Any:
     if _LIST.fullmatch(text):
         numbers = [_position(part) for part in text.split(",")]
         return numbers[0] if len(numbers) == 1 else np.array(numbers, dtype=np.int64)
-    return named_array(text, "--positions")
+    return named_array(text, "--positions", "a number, a list 0,1,2, a range a:b")
 
 
 def _position(text: str) -> int:

@@ -21,7 +21,7 @@ from ..operation import Rope
 from .config_options import takes_config
 from .exit_code import WRONG
 from .options import AsJson, Backward, Layout, OneDevice, Quiet, flag, value
-from .output import check_places, print_json, print_table
+from .output import check_places, names_text, print_json, print_table
 from .positions_option import POSITIONS_HELP, read_positions
 
 
@@ -98,13 +98,13 @@ def _chosen(arrays: dict[str, Any], wanted: list[str] | None, positions: str | N
     floating = set(DTYPES.values())
     names = [n for n, a in arrays.items() if a.dtype in floating and a.ndim in (3, 4) and n != positions]
     if not names:
-        raise ShapeError(f"{source}: holds no floating tensor of rank 3 or 4; there are {', '.join(arrays) or 'none'}")
+        raise ShapeError(f"{source}: holds no floating tensor of rank 3 or 4; there are {names_text(arrays)}")
     return names
 
 
 def _check_name(option: str, name: str, arrays: dict[str, Any], source: Path) -> None:
     if name not in arrays:
-        raise ConfigError(f"{option}: {source} has no {name!r}; there are {', '.join(arrays) or 'none'}")
+        raise ConfigError(f"{option}: {source} has no {name!r}; there are {names_text(arrays)}")
 
 
 def _positions(text: str | None, name: str | None, arrays: dict[str, Any], source: Path) -> Any:

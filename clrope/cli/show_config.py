@@ -16,6 +16,7 @@ from ..config import RopeConfig
 from ..errors import ConfigError, RopeError, naming_file
 from ..io.json_object import read_json_object
 from ..output_file import write_file
+from ..printable import printable
 from .config_options import parse_mode_flag
 from .options import AsJson, LayerType, Mode, Quiet, SeqLen, value
 from .output import check_places, print_fields, print_json, print_table
@@ -129,7 +130,7 @@ def _draw(file: Path, rows: list[PairRow], title: str) -> None:
         here = [row for row in rows if row.axis == name]
         axes.plot([r.index for r in here], [r.wavelength for r in here], ".", label=f"driven by {name}")
     axes.set(yscale="log", xlabel="pair", ylabel="wavelength in positions")
-    axes.set_title(title, parse_math=False)
+    axes.set_title(printable(title), parse_math=False)
     axes.grid(True, which="both", alpha=0.3)
     axes.legend()
     drawn = io.BytesIO()

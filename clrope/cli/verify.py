@@ -14,6 +14,7 @@ from ..errors import ConfigError
 from .exit_code import UNUSABLE, WRONG
 from .options import Devices, JsonFile, Quiet, Scheduler, Seed, value
 from .output import check_places, print_table, progress_bar, write_text
+from .streams import clear_bar
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -110,7 +111,7 @@ class _View:
         """Print a result's line and move the bar."""
         if not (self._silent or (self._wrong_only and result.outcome.status != "fail")):
             if self._shared and not self._quiet:
-                print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+                clear_bar()
             print(result.line, flush=self._shared)
         self._bar.advance(self._task)
         now = time.monotonic()

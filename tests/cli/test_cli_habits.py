@@ -367,7 +367,7 @@ def test_closed_streams(process: Call) -> None:
 def test_a_file_gets_no_number_of_a_closed_stream(tmp_path: Path) -> None:
     code = (
         "import os, sys\n"
-        "from clrope.cli.output import set_up_streams\n"
+        "from clrope.cli.streams import set_up_streams\n"
         "set_up_streams()\n"
         "file = open(sys.argv[1], 'wb')\n"
         "[os.write(number, b'printed by a driver') for number in (1, 2)]\n"

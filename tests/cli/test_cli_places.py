@@ -56,6 +56,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("config own.json --seq-len 5", "--seq-len: got 5, it has no meaning for fields of RopeConfig"),
         ("report r.json --markdown r.json", "--markdown: got 'r.json', a file that is read; another place is needed"),
         ("report r.json --json --markdown -", "--markdown: got '-' together with --json, both would go to stdout"),
+        ("report r.json --html -", "--html: got '-', a file is needed; stdout is for --json and --markdown"),
+        ("report r.json --csv -", "--csv: got '-', a file is needed; stdout is for --json and --markdown"),
+        ("bench --resume=", "--resume: got an empty text, the file of an interrupted run is needed"),
+        ("run x.npy -o y.npy --mode neox --positions=", "--positions: got '', allowed is a number, a list 0,1,2"),
+        ("run x.npy -o y.npy --mode neox --positions 1:2:3", "--positions: got '1:2:3', allowed is a number"),
+        ("run x.npy -o y.npy --mode neox --positions none.npy", "--positions: none.npy: cannot be read ("),
+        ("run x.npy -o y.npy --mode neox --freq-factors=", "freq_factors: got '', allowed is numbers with"),
         ("report r.json --html same", "--html: got 'same', a file that is read; another place is needed"),
         ("report r.json --csv link", "--csv: got 'link', a file that is read; another place is needed"),
         ("report r.json --csv y --markdown y", "--csv: got 'y', the place of --markdown; another place is needed"),
@@ -126,7 +133,7 @@ def test_positions_have_plain_digits(text: str, folder: Path, call: Call) -> Non
 
 
 def test_places_that_are_fine(folder: Path) -> None:
-    check_places({"--a": "new", "--b": folder / "r.json", "--c": None, "--d": "-", "--e": "-"}, ["x.npy"])
+    check_places({"--a": "new", "--b": folder / "r.json", "--c": None, "--json": "-", "--markdown": "-"}, ["x.npy"])
     check_places({"--a": os.devnull, "--b": os.devnull}, [os.devnull])
 
 
