@@ -188,12 +188,12 @@ def _independent_row(result: dict[str, Any], label: str) -> tuple[str, ...]:
         if not (record.calls or record.workload["cached"]) and (top := record.ceiling(label)) is not None
     ]
     best = max((top["bytes"] / record.time(top) for record, top in tops), default=None)
-    return label, number(device["clpeak_gbs"]), str(device["clpeak"]), number(best)
+    return label, number(device["clpeak_gbs"]), device.get("clpeak", ""), number(best)
 
 
 def _process_row(entry: dict[str, Any]) -> tuple[str, ...]:
     if entry["status"] != "ok":
-        return entry["kind"], entry["device"], "-", f"{entry['status']}: {entry['reason']}"
+        return entry["kind"], entry["device"], "-", f"{entry['status']}: {entry.get('reason', '')}"
     if entry["kind"] == "first call":
         inside, imports, whole = (entry[k]["median"] / 1e9 for k in ("inside", "imports", "whole"))
         detail = f"of which imports {imports:.2f} s; with the interpreter's start and end {whole:.2f} s"

@@ -36,13 +36,13 @@ class EntryShape(msgspec.Struct):
     kind: Literal["clrope", "kernel", "ceiling", "launch", "host", "peer"]
     name: Text
     status: Literal["ok", "refused", "wrong", "error"]
-    device: Text | None = None
+    device: Text | msgspec.UnsetType = msgspec.UNSET
     reason: Text = ""
     variant: Text = ""
     bytes: Count | None = None
     nmse: Error = None
     wall: TimesShape | None = None
-    event: TimesShape | None = None
+    event: TimesShape | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         if self.status != "ok":
@@ -91,6 +91,8 @@ class BenchDeviceShape(msgspec.Struct):
     kind: Text
     driver_version: Text
     key: Text
+    clpeak_gbs: Rate | None = None
+    clpeak: Text = ""
 
 
 class EnvironmentShape(msgspec.Struct):
@@ -143,14 +145,17 @@ class BenchShape(msgspec.Struct):
     devices: dict[str, BenchDeviceShape]
     workloads: list[WorkloadShape]
     processes: list[ProcessShape] = []
+    missing: list[Text] = []
+    worker: Text = ""
 
     def __post_init__(self) -> None:
         for workload in self.workloads:
             for entry in workload.entries:
-                if entry.device is not None and entry.device not in self.devices:
+                if entry.device is msgspec.UNSET:
+                    if entry.kind in ("clrope", "kernel", "ceiling", "launch"):
+                        raise ValueError(f"workload {workload.name}: entry {entry.name} names no device")
+                elif entry.device not in self.devices:
                     raise ValueError(f"workload {workload.name}: entry {entry.name} is of {entry.device}, no device")
-                if entry.device is None and entry.kind in ("clrope", "kernel", "ceiling", "launch"):
-                    raise ValueError(f"workload {workload.name}: entry {entry.name} names no device")
 
 
 class CountsShape(msgspec.Struct):
@@ -200,6 +205,7 @@ class VerifyShape(msgspec.Struct):
     bits: BitsShape
     results: list[CaseShape]
     failures: list[Text] = []
+    worker: Text = ""
 
 
 class VariantShape(msgspec.Struct):

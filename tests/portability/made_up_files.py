@@ -12,6 +12,27 @@ def small(**more):
     return made_up(workloads=select(PATTERNS), **more)
 
 
+def every_field(name):
+    """A result of one workload with every field that reports read, also those that may be absent."""
+    result = made_up(
+        workloads=select([name]), kinds={"pocl": "gpu"}, missing=["prefill/f16/neox/out/forward"], worker="w"
+    )
+    for device in result["devices"].values():
+        device |= {"clpeak_gbs": 30.5, "clpeak": "clpeak 1.1.4"}
+    result["processes"].append({"kind": "first call", "device": "pocl", "status": "error", "reason": "no answer"})
+    (workload,) = result["workloads"]
+    workload["rounds"] = 3
+    own = workload["entries"][0]
+    own["event"] = own["wall"] | {"turns": [own["wall"]["median"]] * 3}
+    workload["entries"] += [
+        *(own | {"name": name} for name in ("rope numpy", "plan.run()", "plan.run(positions)")),
+        {key: own[key] for key in ("status", "bytes", "wall", "device")} | {"kind": "kernel", "name": "mine"},
+        {key: own[key] for key in ("status", "bytes", "wall", "device")} | {"kind": "peer", "name": "torch_eager"},
+        {"kind": "clrope", "name": "numpy new", "status": "error", "device": "pocl", "reason": "no memory"},
+    ]
+    return result
+
+
 def spoil(result, device="intel", where=lambda workload: True):
     """Make the results of a device wrong, in the workloads of a condition."""
     for workload in result["workloads"]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from changed_fields import ABSENT, changed_fields
-from made_up_files import fleet, small, spoil, tuning, verification
+from made_up_files import every_field, fleet, small, spoil, tuning, verification
 
 from clrope.benchmark.kernel_tuner_files import of_bench
 from clrope.benchmark.report import tables
@@ -108,6 +108,13 @@ FOREIGN = {
     "stranger": (broken(lambda r: r["devices"].pop("intel")), "is of intel, no device"),
     "name": (broken(lambda r: r["workloads"][0].update(name="prefill")), "workloads"),
     "infinite": (broken(lambda r: r.update(seconds=float("inf"))), "got Infinity, numbers are finite"),
+    "missing": (broken(lambda r: r.update(missing=5)), r"missing"),
+    "missing null": (broken(lambda r: r.update(missing=[None])), r"missing\[0\]"),
+    "clpeak": (broken(lambda r: r["devices"]["pocl"].update(clpeak_gbs="fast")), "clpeak_gbs"),
+    "event": (broken(lambda r: r["workloads"][0]["entries"][0].update(event=None)), "event"),
+    "device": (broken(lambda r: r["workloads"][0]["entries"][-1].update(device=None)), "device"),
+    "no device": (broken(lambda r: r["workloads"][0]["entries"][0].pop("device")), "arrays names no device"),
+    "worker": (broken(lambda r: r.update(worker=None)), "worker"),
     "deep": ("[" * 200_000, "holds no JSON"),
     "verify": (verification() | {"bits": None}, "is no such result: .*bits"),
     "tune": (tuning() | {"devices": [{"device": "d"}]}, "is no such result: .*records"),
@@ -134,6 +141,21 @@ def test_a_damaged_or_foreign_file_is_refused_by_name(name, put):
     assert found.files == ["good.json"]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: r["devices"]["pocl"].update(clpeak_gbs=5.0),
+        lambda r: r["devices"]["pocl"].update(clpeak_gbs=None),
+        lambda r: r["processes"].append({"kind": "first call", "device": "pocl", "status": "error"}),
+        lambda r: r["workloads"][0]["entries"].append({"kind": "peer", "name": "ggml", "status": "error"}),
+    ],
+)
+def test_what_may_be_absent_is_reported_without(change, put, tmp_path):
+    found = read_files([put("b.json", broken(change))])
+    assert found.unread == []
+    use_all(found, found.benches, tmp_path)
+
+
 def test_a_file_that_is_too_large_is_not_unpacked(tmp_path):
     path = tmp_path / "large.json.xz"
     path.write_bytes(lzma.compress(b" " * (LARGEST_RESULT + 1), preset=0))
@@ -148,12 +170,21 @@ CHANGED = [
     ABSENT, None, -1, 0, 2**62, 2**70, 10**400, "", "x/y", [], {}, [[]], True, 1e300, 1e-320, "<script>", {"a": 1},
 ]  # fmt: skip
 #: Parts of the fields of a kind of file, each a test.
-PARTS = {"bench": 24, "verify": 8, "tune": 8, "fleet": 4, "fleet of verify": 8}
+PARTS = {
+    "bench": 24, "bench of memory": 8, "bench of latency": 8, "bench of calls": 8, "verify": 8, "tune": 8, "fleet": 4,
+    "fleet of verify": 8,
+}  # fmt: skip
 BITS = {"compared": 3, "identical": False, "different": ["ROPE(type=f32,case=1): a 1, b 2"]}
 KINDS = {
-    "bench": small, "verify": verification, "tune": tuning, "fleet": lambda: fleet(results=[]),
+    "bench": small,
+    "bench of memory": lambda: every_field("prefill/f16/neox/out/forward"),
+    "bench of latency": lambda: every_field("decode-1/f32/neox/out/forward"),
+    "bench of calls": lambda: every_field("calls/f16/neox/out/forward"),
+    "verify": verification,
+    "tune": tuning,
+    "fleet": lambda: fleet(results=[]),
     "fleet of verify": lambda: fleet("verify", [verification(worker=w) for w in ("w1", "w2")], bits=BITS),
-}  # fmt: skip
+}
 
 
 @pytest.mark.one_in(16)
