@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..benchmark.figure import AS_TEXT, add_legend
 from ..errors import ConfigError, RopeError
 from ..output_file import write_file
+from ..printable import printable
 from .charts import COLOURS, GREY, Chart, ChartSeries, range_of
 
 FORMATS = ("svg", "png")
@@ -34,7 +36,7 @@ def write_figures(charts: Sequence[Chart], folder: str | Path) -> list[Path]:
         raise ConfigError("--figures: matplotlib is needed, `pip install 'clrope[report]'`") from error
     made = []
     # Names of a fixed salt, and text as text.
-    with matplotlib.rc_context({"svg.hashsalt": "clrope", "svg.fonttype": "none"}):
+    with matplotlib.rc_context({"svg.hashsalt": "clrope", "svg.fonttype": "none", **AS_TEXT}):
         for chart in charts:
             figure = _figure(pyplot, chart)
             try:
@@ -61,7 +63,7 @@ def _figure(pyplot: Any, chart: Chart) -> Any:
         seen = range_of(axis, along, zero=True)
         getattr(axes, f"set_{name}scale")("log" if seen.log else "linear")
         getattr(axes, f"set_{name}lim")(seen.low, seen.high)
-        getattr(axes, f"set_{name}ticks")([v for v, _ in seen.ticks], [text for _, text in seen.ticks])
+        getattr(axes, f"set_{name}ticks")([v for v, _ in seen.ticks], [printable(text) for _, text in seen.ticks])
         getattr(axes, f"{name}axis").set_minor_locator(pyplot.NullLocator())
         getattr(axes, f"set_{name}label")(axis.label)
     if named:
@@ -73,30 +75,29 @@ def _figure(pyplot: Any, chart: Chart) -> Any:
     axes.set_title(chart.title, loc="left", fontsize=12, color=_INK)
     if chart.limit is not None:
         axes.axvline(chart.limit, color=_LIMIT, linewidth=1, linestyle=(0, (4, 3)))
-    told: set[str] = set()
+    handles: dict[str, Any] = {}
     bar = 0.72 / max(1, sum(series.shape == "bar" for series in chart.series))
     for series in chart.series:
-        _draw(axes, series, None if series.name in told else series.name, bar)
-        told.add(series.name)
-    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.16 if not named else -0.9 / height),
-                ncols=3)  # fmt: skip
+        handles.setdefault(series.name, _draw(axes, series, bar))
+    add_legend(axes, handles, fontsize=8, frameon=False, loc="upper left", ncols=3,
+               bbox_to_anchor=(0, -0.16 if not named else -0.9 / height))  # fmt: skip
     return figure
 
 
-def _draw(axes: Any, series: ChartSeries, label: str | None, bar: float) -> None:
+def _draw(axes: Any, series: ChartSeries, bar: float) -> Any:
+    """Draw the marks; return what stands for them in a legend."""
     colour = _LIMIT if series.colour == GREY else COLOURS[series.colour % len(COLOURS)][0]
     x, y = [m.x for m in series.marks], [m.y for m in series.marks]
     if series.shape == "bar":
-        axes.barh(y, x, height=bar, color=colour, label=label)
-    elif series.shape in ("line", "dash"):
+        return axes.barh(y, x, height=bar, color=colour)
+    if series.shape in ("line", "dash"):
         style = "--" if series.shape == "dash" else "-"
-        axes.plot(x, y, style, color=colour, marker=_MARKERS[series.shape], markersize=4, linewidth=1.4, label=label)
-    else:
-        size = {"speck": 20, "tick": 130, "diamond": 60}.get(series.shape, 28)
-        more: dict[str, Any] = {"facecolors": colour, "edgecolors": "white", "linewidths": 0.6}
-        if series.shape == "ring":
-            more = {"facecolors": "white", "edgecolors": colour, "linewidths": 1.5}
-        elif series.shape == "tick":
-            more = {"color": _INK, "linewidths": 1.8}
-        alpha = 0.6 if series.shape == "speck" else 1.0
-        axes.scatter(x, y, s=size, marker=_MARKERS[series.shape], label=label, zorder=4, alpha=alpha, **more)
+        return axes.plot(x, y, style, color=colour, marker=_MARKERS[series.shape], markersize=4, linewidth=1.4)[0]
+    size = {"speck": 20, "tick": 130, "diamond": 60}.get(series.shape, 28)
+    more: dict[str, Any] = {"facecolors": colour, "edgecolors": "white", "linewidths": 0.6}
+    if series.shape == "ring":
+        more = {"facecolors": "white", "edgecolors": colour, "linewidths": 1.5}
+    elif series.shape == "tick":
+        more = {"color": _INK, "linewidths": 1.8}
+    alpha = 0.6 if series.shape == "speck" else 1.0
+    return axes.scatter(x, y, s=size, marker=_MARKERS[series.shape], zorder=4, alpha=alpha, **more)

@@ -85,8 +85,12 @@ def test_figure(tmp_path):
     draw([made_up()], path)
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert path.stat().st_size > 10_000
-    with pytest.raises(ConfigError, match="figure: the results hold no workload prefill"):
-        draw([made_up(workloads=select(["decode-1"]))], path)
+    refused = made_up(workloads=select(["prefill"]))
+    for workload in refused["workloads"]:
+        workload["entries"] = [e for e in workload["entries"] if e["kind"] != "clrope"]
+    for result in (made_up(workloads=select(["decode-1"])), refused):
+        with pytest.raises(ConfigError, match="figure: the results hold no timed workload prefill"):
+            draw([result], path)
 
 
 def invoke(*arguments):

@@ -33,6 +33,15 @@ def every_field(name):
     return result
 
 
+def renamed(result, names):
+    """Give devices other labels."""
+    result["devices"] = {names.get(label, label): device for label, device in result["devices"].items()}
+    for entry in [e for w in result["workloads"] for e in w["entries"]] + result["processes"]:
+        if "device" in entry:
+            entry["device"] = names.get(entry["device"], entry["device"])
+    return result
+
+
 def spoil(result, device="intel", where=lambda workload: True):
     """Make the results of a device wrong, in the workloads of a condition."""
     for workload in result["workloads"]:

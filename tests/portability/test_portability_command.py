@@ -1,14 +1,16 @@
 """`clrope report` on the command line."""
 
 import csv
+import html
 import importlib
 import io
 import json
 import os
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
-from made_up_files import fleet, small, spoil, tuning, verification
+from made_up_files import fleet, renamed, small, spoil, tuning, verification
 from typer.testing import CliRunner
 
 from clrope.benchmark import report as benchmark_report
@@ -133,6 +135,24 @@ def test_figures(call, put):
     empty = call("report", put("v.json", verification()), "--figures", "f")
     assert empty.exit_code == 2
     assert "--figures: the files hold nothing to draw" in empty.stderr
+
+
+def test_figures_show_any_text_as_it_is(call, put):
+    pytest.importorskip("matplotlib")
+    labels = {"pocl": r"Foo $\frac$ bar", "intel": "_<&> $x^2$ \x1b[31m\0\x9f"}
+    result = renamed(small(), labels)
+    result["environment"]["cpu"] = labels["pocl"]
+    done = call("report", put("b.json", result), put("t.json", tuning()), "--figures", "f", "--figure", "p.svg")
+    assert done.exit_code == 0, done.output
+    shown = {labels["pocl"], r"_<&> $x^2$ \x1b[31m\x00\x9f"}
+    texts = {}
+    for path in (*Path("f").glob("*.svg"), Path("p.svg")):
+        # Of the letters of the last figure only their outlines are there, and a comment.
+        parser = ElementTree.XMLParser(target=ElementTree.TreeBuilder(insert_comments=True))
+        texts[path.name] = {str(e.text).strip() for e in ElementTree.parse(path, parser).iter()}
+    assert shown <= texts["summary.svg"]
+    assert shown <= texts["sizes.svg"]
+    assert {f"clrope on {html.escape(label)}" for label in shown} <= texts["p.svg"]
 
 
 def test_files_that_cannot_be_read(call, put):
