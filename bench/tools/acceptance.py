@@ -339,6 +339,7 @@ def summary_table(rows: Sequence[Row]) -> Table:
         "",
         ("claim", "#wanted", *(f"#{device}" for device in devices)),
         tuple((claim, limit, *(found.get(d, "") for d in devices)) for (claim, limit), found in claims.items()),
+        marked=True,
     )
 
 

@@ -117,7 +117,7 @@ def variant_table(tuning: dict[str, Any]) -> Table:
         for platform, dtype, in_place in VARIANT_COLUMNS
     )
     rows = ((name, use, *cells) for (name, use, _), *cells in zip(VARIANT_KINDS, *shares, strict=True))
-    return Table("", ("variant", "use", *heads), tuple(rows))
+    return Table("", ("variant", "use", *heads), tuple(rows), marked=True)
 
 
 def _rows(variant: dict[str, Any], **wanted: Any) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import ConfigError, RopeError
 from ..output_file import write_file
 from .closing import closing_lines
-from .report import heading, tables
+from .report import as_markdown, markdown_heading, tables
 from .results import text_of
 
 #: Extras of this package whose packages are neither run nor measured.
@@ -57,7 +57,7 @@ def write_artifact(
         "environment.json": (json.dumps(state, indent=1, allow_nan=False) + "\n").encode(),
         "results.json": text_of(small).encode(),
         "samples.json.xz": lzma.compress(json.dumps([result], separators=(",", ":"), allow_nan=False).encode()),
-        "tables.md": "\n".join([heading([small]) + "\n", *(t.markdown() for t in tables([small]))]).encode(),
+        "tables.md": "\n".join([markdown_heading([small]) + "\n", *(t.markdown() for t in tables([small]))]).encode(),
         **{f"kernels/{name}": source.encode() for name, source in kernels.items()},
     }
     files[SUMS] = "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items()).encode()
@@ -207,5 +207,5 @@ def _said(value: Any) -> str:
 
 
 def _markdown(rows: Sequence[tuple[str, str]]) -> str:
-    head, *body = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
+    head, *body = [" | ".join(map(as_markdown, row)) for row in rows]
     return "\n".join([f"| {head} |", "|:--|:--|", *(f"| {row} |" for row in body)]) + "\n"

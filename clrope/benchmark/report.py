@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from ..printable import printable
 from .peers import NAMES
 from .results import CALL_COMPARISONS, WorkloadRecord, records
+
+#: What Markdown, with the tables and formulas of GitHub, does not show as it is; _ within a word is text.
+_MARKS = re.compile(r"[\\`*<&\[|~$]|(?<![^\W_])_|_(?![^\W_])")
+#: What makes a heading, a list or a quotation of a line that begins with it.
+_START = re.compile(r"^(?:(\d+)(?=[.)])|(?=[#+=>-]))")
 
 
 @dataclass(frozen=True)
 class Table:
-    """A heading, column names ('#' before a column of numbers), rows of text."""
+    """A heading, column names ('#' before a column of numbers), rows of text. marked: the rows are of Markdown."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    marked: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
@@ -28,8 +36,14 @@ class Table:
         lines = [f"### {self.title}", ""] if self.title else []
         lines.append("| " + " | ".join(c.lstrip("#") for c in self.columns) + " |")
         lines.append("|" + "|".join("--:" if c.startswith("#") else ":--" for c in self.columns) + "|")
-        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows]
+        rows = self.rows if self.marked else [map(as_markdown, row) for row in self.rows]
+        lines += ["| " + " | ".join(row) + " |" for row in rows]
         return "\n".join(lines) + "\n"
+
+
+def as_markdown(text: str) -> str:
+    """Return Markdown of one line that shows a text as it is, within a line or a cell."""
+    return _MARKS.sub(r"\\\g<0>", " ".join(printable(text).split()))
 
 
 def tables(results: Sequence[dict[str, Any]]) -> list[Table]:
@@ -126,9 +140,16 @@ def heading(results: Sequence[dict[str, Any]]) -> str:
             line += "; TINY: no figure means anything"
         if result.get("missing"):
             line += f"; INTERRUPTED, {len(result['missing'])} missing: {', '.join(result['missing'])}"
+        # Of one line, whatever the file holds.
+        line = " ".join(line.split())
         if line not in lines:
             lines.append(line)
     return "\n".join(lines)
+
+
+def markdown_heading(results: Sequence[dict[str, Any]]) -> str:
+    """Return the same lines as Markdown."""
+    return "\n".join(_START.sub(r"\1\\", as_markdown(line)) for line in heading(results).splitlines())
 
 
 def _speed_row(record: WorkloadRecord, device: str, peers: Sequence[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..benchmark.report import Table, heading, tables
+from ..benchmark.report import Table, as_markdown, markdown_heading, tables
 from ..errors import RopeError
 from ..output_file import write_file
 from .charts import Chart
@@ -197,8 +197,8 @@ def make_report(found: ReportInput) -> PortabilityReport:
 
 def markdown_text(found: ReportInput, report: PortabilityReport) -> str:
     """Return sentences and tables as Markdown: those of the terminal, and of the page what these do not have."""
-    parts = [f"{heading(found.benches)}\n"] if found.benches else []
-    parts += [f"**{s.head}** {s.text}\n" for s in (*report.sentences, *report.remarks)]
+    parts = [f"{markdown_heading(found.benches)}\n"] if found.benches else []
+    parts += [f"**{s.head}** {as_markdown(s.text)}\n" for s in (*report.sentences, *report.remarks)]
     parts += [table.markdown() for table in tables(found.benches)]
     known = {"portability", "wrong", "failed", "bits", "verification", "workers", "environment"}
     parts += [

@@ -5,6 +5,7 @@ import statistics
 
 import pytest
 from made_up_results import CEILING, OWN, PEERS, made_up, record
+from markdown_it import MarkdownIt
 from tools.shares import error_of_ceiling
 from typer.testing import CliRunner
 
@@ -12,6 +13,7 @@ from clrope import ConfigError
 from clrope.benchmark import report, results, samples
 from clrope.benchmark.results import WorkloadRecord
 from clrope.benchmark.workloads import WORKLOADS, select
+from clrope.printable import printable
 
 
 def test_the_made_up_result_is_one():
@@ -68,6 +70,31 @@ def test_tables():
     text = speed.markdown()
     assert text.splitlines()[2].startswith("| workload | device | GB/s |")
     assert all(line.count("|") == text.splitlines()[2].count("|") for line in text.splitlines()[3:])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script>alert(1)</script>", "[a](b) ![c](d) <http://e>", "**a** *b* _c_ __d__ ___e___ (_f_)", "`a` ~~b~~ $c$",
+        r"a | b \| c \\| d\\", "&lt; &amp;", "a\n\n# b\n| c | d |\n|---|---|\n", "a\r\nb\tc\x85d\u2028e", "\x1b[31m\0",
+        "torch_compile prefill/f16/neox/out 1.5-2 µs", "", "-",
+    ],
+)  # fmt: skip
+def test_markdown_shows_text_as_it_is(text):
+    reader = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    table = report.Table("", ("a", "#b"), ((text, "x"), ("y", text)))
+    inside = [token for token in reader.parse(table.markdown()) if token.type == "inline"]
+    shown = " ".join(printable(text).split())
+    assert [token.content.count("\n") for token in inside] == [0] * 6
+    assert ["".join(c.content for c in token.children) for token in inside] == ["a", "b", shown, "x", "y", shown]
+    assert {child.type for token in inside for child in token.children} == {"text"}
+    result = made_up(workloads=[])
+    for started in ("2026-01-01", "# 1", "1. a", "2) a", "- a", "+ a", "> a", "===", "    a"):
+        result["started"], result["environment"]["cpu"] = started, text
+        (_, line, _) = found = reader.parse(report.markdown_heading([result]))
+        assert [token.type for token in found] == ["paragraph_open", "inline", "paragraph_close"]
+        assert {child.type for child in line.children} == {"text"}
+        assert "".join(c.content for c in line.children) == printable(report.heading([result]))
 
 
 def test_heading_warns_of_tiny_runs():

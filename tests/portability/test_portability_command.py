@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from made_up_files import fleet, renamed, small, spoil, tuning, verification
+from markdown_it import MarkdownIt
 from typer.testing import CliRunner
 
 from clrope.benchmark import report as benchmark_report
@@ -94,6 +95,20 @@ def test_markdown(call, put):
     heads = [n for n, line in enumerate(lines) if line.startswith(("|:", "|--"))]
     assert len(heads) > 5
     assert all(lines[n].count("|") == lines[n - 1].count("|") for n in heads)
+
+
+def test_markdown_of_hostile_files(call, put):
+    text = "<script>x</script>\n\n| a | b |\n**c**"
+    result = spoil(renamed(small(), {"pocl": text}), text)
+    result["environment"]["cpu"] = result["workloads"][0]["entries"][-1]["reason"] = text
+    done = call("report", put("b.json", result), put("v.json", verification()), "--markdown", "m.md")
+    assert done.exit_code == 0, done.output
+    shown = MarkdownIt("commonmark").enable("table").render(Path("m.md").read_text(encoding="utf-8"))
+    assert "<script" not in shown
+    assert "<strong>c" not in shown
+    # Every row is in its table.
+    assert "<p>|" not in shown
+    assert shown.count("&lt;script&gt;x&lt;/script&gt; | a | b | **c**") > 10
 
 
 def test_csv(call, put):
