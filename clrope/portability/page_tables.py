@@ -57,8 +57,19 @@ class PageTable:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow([*self.heads, "source"])
-        writer.writerows([*row.cells, row.origin] for row in self.rows)
+        writer.writerows(map(_no_formula, (*row.cells, row.origin)) for row in self.rows)
         return text.getvalue()
+
+
+def _no_formula(cell: str) -> str:
+    """Return the text with a ' before what a spreadsheet takes for a formula; numbers and '-' stay as they are."""
+    if cell == "-" or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def _table(name: str, title: str, columns: Sequence[str], rows: Iterable[PageRow], note: str = "") -> list[PageTable]:

@@ -126,6 +126,19 @@ def test_csv(call, put):
     assert sorted(os.listdir("there")) == sorted(os.listdir("tables"))
 
 
+def test_csv_holds_no_formula(call, put):
+    result = renamed(small(), {"pocl": "=1+1", "intel": "@SUM(A1)"})
+    result["workloads"][0]["entries"][-1]["reason"] = "\t=cmd|x!A0"
+    result["environment"]["cpu"] = "+1"
+    result["processes"].append({"kind": "peak memory", "device": "-x", "status": "ok", "output_bytes": 1,
+                                "extra_bytes": -(5 << 20)})  # fmt: skip
+    assert call("report", put("b.json", result), "--csv", "t/").exit_code == 0
+    texts = [path.read_text(encoding="utf-8") for path in Path("t").iterdir()]
+    cells = [cell for text in texts for row in csv.reader(io.StringIO(text)) for cell in row]
+    assert {"'=1+1", "'@SUM(A1)", "'\t=cmd|x!A0", "+1", "'-x", "-"} <= set(cells)
+    assert {cell for cell in cells if cell.startswith(("=", "+", "-", "@", "\t", "\r"))} == {"-", "+1"}
+
+
 def test_p3(call, put):
     done = call("report", put("b.json", small()), "--p3", "p3")
     assert done.exit_code == 0
