@@ -160,6 +160,17 @@ def test_run_again(device: DeviceInfo, view: View, in_place: bool, rng: np.rando
 
 
 @pytest.mark.parametrize("view", [View(), GAPS], ids=["dense", "gaps"])
+def test_a_queue_out_of_order(device: DeviceInfo, view: View, rng: np.random.Generator) -> None:
+    """Without anything to wait for, and with an event."""
+    context = cl.Context([device.cl_device])
+    queue = cl.CommandQueue(context, properties=cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
+    x = new(rng, view)
+    plan = Rope(NEOX, queue).plan(x, 7, transfer="copy")
+    for waits in ([], [cl.enqueue_marker(queue)]):
+        assert same(plan.run(wait_for=waits), emulate_rope(x, 7, NEOX)).all()
+
+
+@pytest.mark.parametrize("view", [View(), GAPS], ids=["dense", "gaps"])
 @pytest.mark.parametrize("by_queue", [False, True], ids=["wait_for", "earlier on the queue"])
 def test_nothing_is_read_too_early(
     device: DeviceInfo,

@@ -186,7 +186,8 @@ class Copies:
             slot.settle()
             if not source.flags.c_contiguous:
                 if not may_read:
-                    cl.wait_for_events(waits)
+                    if waits:  # OpenCL takes no empty list
+                        cl.wait_for_events(waits)
                     may_read = True
                 source = slot.gather(source)
             into = target if target.flags.c_contiguous else slot.stage("out", target)
