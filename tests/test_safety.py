@@ -24,6 +24,7 @@ from clrope import DeviceError, Rope, RopeConfig
 from clrope.emulation import emulate_rope
 from clrope.plan.bound import BoundCall
 from clrope.runtime import QueueState, Runtime, all_ended, runtime_for, runtimes
+from clrope.tables import rotate_plan
 
 NEOX = RopeConfig("neox")
 SHAPE = (1, 5, 4, 16)
@@ -272,6 +273,25 @@ def test_an_array_whose_event_has_failed(device: clrope.DeviceInfo, rng: np.rand
     for _ in range(2):
         with pytest.raises(DeviceError, match="an event has failed with status -5"):
             clrope.rope(array, 3, NEOX)
+
+
+@pytest.mark.parametrize("name", ["x", "cos", "sin", "out"])
+def test_rotate_with_an_array_whose_event_has_failed(
+    device: clrope.DeviceInfo, name: str, rng: np.random.Generator
+) -> None:
+    """An error by a call and by a plan, and nothing is launched."""
+    queue = runtime_for(device).queue
+    x, table = new(rng), np.ones((SHAPE[1], SHAPE[3] // 2), np.float32)
+    arrays = {key: cla.to_device(queue, a) for key, a in (("x", x), ("cos", table), ("sin", 0 * table), ("out", x))}
+    plan = rotate_plan(**arrays)
+    failed = cl.UserEvent(queue.context)
+    failed.set_status(-5)
+    arrays[name].events.append(failed)
+    for call in (lambda: clrope.rotate(**arrays), plan.run, lambda: rotate_plan(**arrays).run()):
+        with pytest.raises(DeviceError, match="an event has failed with status -5"):
+            call()
+    arrays[name].events.clear()
+    assert same(plan.run().get(), x).all()
 
 
 def refuse(*_: Any, **__: Any) -> Any:

@@ -18,7 +18,7 @@ from ..kernels.launch import BoundRows, Launch, LaunchSpec
 from ..kernels.problem import AngleForm
 from ..layout import TensorView
 from ..positions import position_rows
-from ..runtime import Runtime
+from ..runtime import Runtime, pending
 from .host_buffers import HostBuffers, MemoryRange
 
 if TYPE_CHECKING:
@@ -306,7 +306,8 @@ class ArrayAngles:
         """Gather rows as the tables are now."""
         placed, host = self._on_device(runtime, queue)
         # What the caller still has under way on device tables comes first.
-        waits = [e for o in (self.cosine, self.sine) if o.kind == "opencl" for e in o.array.events]
+        arrays = [o.array for o in (self.cosine, self.sine) if o.kind == "opencl"]
+        waits = pending([e for array in arrays for e in array.events])
         count = span = rows.stop - rows.start
         index = np.zeros(1, np.int64)
         if self.indexed:
