@@ -262,6 +262,18 @@ class Runtime:
                     keep(self._queues, key, state, QUEUES_KEPT)
         return state
 
+    def leave_events(self, arrays: Sequence[Any], events: Sequence[Any], waited: Sequence[Any]) -> None:
+        """Let what comes later wait for launches that read or write OpenCL arrays, on a queue out of order.
+
+        waited: what the launches waited for, so that nothing else has to. With what has ended it leaves the arrays'
+        lists, which would grow otherwise. Several arrays may share one list.
+        """
+        known = [*waited, *events]
+        with self.lock:  # other threads may read the same arrays
+            for array in arrays:
+                others = [e for e in array.events if e not in known and e.command_execution_status]
+                array.events[:] = [*others, *events]
+
     def program(self, spec: LaunchSpec) -> pyopencl.Program:
         """Return the program of a launch, built unless it is one of the last `PROGRAMS_KEPT`. Raises `BuildError`."""
         key = (spec.file, spec.options, spec.source)

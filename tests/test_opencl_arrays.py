@@ -13,8 +13,9 @@ from helpers import POISON, bits, same
 
 import clrope
 from clrope import DeviceError, Rope, RopeConfig, ShapeError
-from clrope.emulation import emulate_rope
+from clrope.emulation import emulate_rope, emulate_rotation
 from clrope.layout import DTYPES
+from clrope.reference import pair_indices
 
 NEOX = RopeConfig("neox", 12)
 
@@ -112,6 +113,103 @@ def test_events_of_the_input_are_waited_for(queue: cl.CommandQueue, rng: np.rand
     assert got.events[-1].command_execution_status != cl.command_execution_status.COMPLETE
     gate.set_status(cl.command_execution_status.COMPLETE)
     assert same(to_host(got), emulate_rope(x, 4, NEOX)).all()
+
+
+@pytest.fixture
+def unordered(device: clrope.DeviceInfo) -> Iterator[cl.CommandQueue]:
+    """A queue of the caller's own, out of order."""
+    context = cl.Context([device.cl_device])
+    yield cl.CommandQueue(context, properties=cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
+    del context
+
+
+def rotations(queue: cl.CommandQueue, x: cla.Array, cos: cla.Array, sin: cla.Array) -> dict[str, Any]:
+    """Return the ways to rotate x into an array of its own; each has been used before."""
+    op, other = Rope(NEOX, queue), to_device(queue, np.zeros(x.shape, np.float32))
+    plan = op.plan(x, 5)
+    ways = {
+        "call": lambda **options: op(x, 5, out=other, **options),
+        "new result": lambda **options: op(x, 5, **options),
+        "two arrays": lambda **options: op((x, x), 5, **options)[1],
+        "plan": plan.run,
+        "recent call": lambda: op(x, 5),
+        "tables": lambda: clrope.rotate(x, cos, sin, n_dims=12),
+    }
+    for _ in range(3):
+        for way in ways.values():
+            cl.wait_for_events(way().events)
+    return ways
+
+
+WAYS = ["call", "new result", "two arrays", "plan", "recent call", "tables"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_read_out_of_order_is_written_later(
+    unordered: cl.CommandQueue, way: str, rng: np.random.Generator
+) -> None:
+    """A rotation in place waits for those that still read the array, and so do writes into tables."""
+    x, pairs = host(rng), NEOX.n_pairs(None)
+    tables = [host(rng, shape=(x.shape[1], pairs)) for _ in range(2)]
+    array, cos, sin = (to_device(unordered, a) for a in (x, *tables))
+    rotate = rotations(unordered, array, cos, sin)[way]
+    array.finish()
+    gate = cl.UserEvent(unordered.context)
+    if way in ("recent call", "tables"):  # which take no events to wait for
+        (cos if way == "tables" else array).events.append(gate)
+        got = rotate()
+    else:
+        got = rotate(wait_for=[gate])
+    try:
+        read = list(array.events)
+        assert all(event in read for event in got.events)
+        if way == "tables":
+            assert cos.events == sin.events != [gate]
+        clrope.rope(array, 9, NEOX, out=array)
+        assert not any(event in array.events for event in read)
+        unordered.flush()
+    finally:
+        gate.set_status(cl.command_execution_status.COMPLETE)
+    unordered.finish()
+    want = emulate_rope(x, 5, NEOX)
+    if way == "tables":
+        rows = [np.broadcast_to(table, (2, *table.shape)) for table in tables]
+        want = emulate_rotation(x, *rows, pair_indices(NEOX), True)
+    assert same(to_host(got), want).all()
+    assert same(to_host(array), emulate_rope(x, 9, NEOX)).all()
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_events_of_an_array_read_often_do_not_pile_up(
+    unordered: cl.CommandQueue, way: str, waiting: bool, rng: np.random.Generator
+) -> None:
+    x, pairs = host(rng), NEOX.n_pairs(None)
+    array, cos, sin = (to_device(unordered, a) for a in (x, *(np.ones((x.shape[1], pairs), np.float32),) * 2))
+    rotate = rotations(unordered, array, cos, sin)[way]
+    gate = cl.UserEvent(unordered.context)
+    if waiting:
+        array.events.append(gate)
+    try:
+        for _ in range(20):
+            got = rotate()
+            if not waiting:
+                cl.wait_for_events(got.events)
+        assert max(len(a.events) for a in (array, cos, sin)) <= 2
+    finally:
+        gate.set_status(cl.command_execution_status.COMPLETE)
+    unordered.finish()
+
+
+def test_outputs_with_one_list_of_events(unordered: cl.CommandQueue, rng: np.random.Generator) -> None:
+    """Parts of one array share its list: it has the events of every launch."""
+    fused = cla.to_device(unordered, host(rng, shape=(2, 5, 6, 16)))
+    parts = fused[:, :, :2], fused[:, :, 2:3], fused[:, :, 3:]
+    plan = Rope(NEOX, unordered).plan(parts, 7, out=parts)
+    assert plan.launches > 1
+    plan.run()
+    assert len(fused.events) == plan.launches
+    unordered.finish()
 
 
 @pytest.mark.parametrize("dtype", ["f16", "f32"])

@@ -338,7 +338,10 @@ class ArrayAngles:
         spec = gather.spec(width, count, self.cosine.view.dtype, real, runtime.info)
         nbytes = count * width * (8 if real == "f64" else 4)
         if host is None:
-            return make_tables(runtime, queue, spec, arguments, nbytes, waits or None)
+            made = make_tables(runtime, queue, spec, arguments, nbytes, waits or None)
+            if arrays and not runtime.queue_state(queue).in_order:
+                runtime.leave_events(arrays, [made.ready], waits)
+            return made
         with runtime.using(queue, [host, self.cosine, self.sine]):
             made = make_tables(runtime, queue, spec, arguments, nbytes, None)
             made.ready.wait()  # type: ignore[union-attr]  # the caller may change or free the tables once we return

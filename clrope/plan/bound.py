@@ -382,22 +382,31 @@ class BoundCall:
                 for k, launch in enumerate(self.launches[:direct])
             ]
 
-    def launch_on_arrays(self, queue: QueueState, waits: Sequence[Any] | None, outputs: Sequence[Any]) -> None:
-        """Put all launches on the queue and leave their events with the OpenCL arrays that they write."""
+    def launch_on_arrays(
+        self, queue: QueueState, waits: Sequence[Any] | None, outputs: Sequence[Any], arrays: Sequence[Any]
+    ) -> None:
+        """Put all launches on the queue and leave their events with the OpenCL arrays, as `leave_events` does."""
         if self.must_wait:
             self.settle_tables()
         events = [
             launch.enqueue(queue.queue, [*waits, *ready] if waits else ready or None)
             for launch, ready in zip(self.launches, self._ready, strict=True)
         ]
-        self.leave_events(events, outputs)
+        self.leave_events(queue, waits, events, outputs, arrays)
 
-    def leave_events(self, events: list[Any], outputs: Sequence[Any]) -> None:
-        """Give each OpenCL array (None for a host array) the events of the launches that write it.
+    def leave_events(
+        self, queue: QueueState, waits: Sequence[Any] | None, events: list[Any], outputs: Sequence[Any],
+        arrays: Sequence[Any],
+    ) -> None:  # fmt: skip
+        """Give each output (None for a host array) the events of the launches that write it.
 
-        Every launch waited for the array's earlier events, so they need not be kept.
+        Every launch waited for the array's earlier events, so they need not be kept. arrays: all OpenCL arrays of the
+        call. On a queue out of order inputs get the events, too: what writes an input later has to wait for its reads.
         """
         self.events = events
+        if not queue.in_order:
+            self.runtime.leave_events(arrays, events, waits or ())
+            return
         for number, array in enumerate(outputs):
             if array is not None:
                 steps = zip(events, self.call.steps, strict=False)  # those of copied tensors have no event here

@@ -136,13 +136,13 @@ class Plan:
         queue, bound = self._queue, self._bound
         before = self._before(waits)
         if self._template.all_on_device:
-            bound.launch_on_arrays(queue, before, self._outputs)
+            bound.launch_on_arrays(queue, before, self._outputs, self._arrays)
             for array, twin in self._twins:
                 array.events[:] = twin.events
             self._passed = None if before else [list(array.events) for array in self._inputs]
             return
         events = bound.enqueue(queue, before, self._operands)
-        bound.leave_events(events, self._outputs)
+        bound.leave_events(queue, before, events, self._outputs, self._arrays)
         for array, twin in self._twins:
             array.events[:] = twin.events
         bound.finish(queue, events, self._operands)

@@ -119,7 +119,9 @@ def _on_host(bound: BoundCall, source: Any, state: QueueState, parts: list[Part]
 def _on_device(bound: BoundCall, source: Any, state: QueueState, parts: list[Part]) -> Rotation:
     """Return the rotation of OpenCL arrays: nothing waits, each result has the event of its launch."""
     queue = state.queue
-    enqueue = bound.launches[0].bound(queue) if len(bound.launches) == 1 else None
+    # On a queue out of order events go to the inputs, too.
+    quick = len(bound.launches) == 1 and state.in_order
+    enqueue = bound.launches[0].bound(queue) if quick else None
     placed: int | None = None
 
     def rotate(inputs: list[Any], position: int) -> list[Any] | None:
@@ -141,7 +143,7 @@ def _on_device(bound: BoundCall, source: Any, state: QueueState, parts: list[Par
             placed = position
         waits = pending(before) if before else None
         if waits or enqueue is None:
-            bound.launch_on_arrays(state, waits, results)
+            bound.launch_on_arrays(state, waits, results, memories)
         else:
             event = enqueue()
             for result in results:

@@ -217,7 +217,7 @@ class CallTemplate:
             for array in memories:
                 if array.events:
                     before += array.events
-            bound.launch_on_arrays(state, pending(before) if before else None, outputs)
+            bound.launch_on_arrays(state, pending(before) if before else None, outputs, memories)
         call.give_back(bound)
         return tuple(outputs) if self.several else outputs[0]
 
