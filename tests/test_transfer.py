@@ -210,6 +210,26 @@ def test_nothing_is_read_too_early(
     assert same(running.result(SAFETY), emulate_rope(late, 7, NEOX)).all()
 
 
+def test_nothing_is_read_too_early_beside_device_arrays(
+    device: DeviceInfo, rng: np.random.Generator, pool: ThreadPoolExecutor
+) -> None:
+    """A run waits before it reads host memory, also where an OpenCL array comes along and nothing keeps the order."""
+    context = cl.Context([device.cl_device])
+    queue = cl.CommandQueue(context, properties=cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
+    x, late = new(rng), new(rng)
+    plan = Rope(NEOX, queue).plan((x, cla.to_device(queue, x)), 7, transfer="copy")
+    plan.run()
+    go = cl.UserEvent(context)
+    running = pool.submit(plan.run, wait_for=[go])
+    try:
+        time.sleep(0.1)  # a run that did not wait would have read by now
+        x[...] = late
+        assert not running.done()
+    finally:
+        go.set_status(cl.command_execution_status.COMPLETE)
+    assert same(running.result(SAFETY)[0], emulate_rope(late, 7, NEOX)).all()
+
+
 @pytest.mark.parametrize("view", [View(), GAPS], ids=["dense", "gaps"])
 @pytest.mark.parametrize("in_place", [True, False])
 def test_next_uploads_do_not_wait_for_a_rotation(

@@ -141,7 +141,9 @@ class Plan:
                 array.events[:] = twin.events
             self._passed = None if before else [list(array.events) for array in self._inputs]
             return
-        events = bound.enqueue(queue, before, self._operands)
+        if before:
+            wait_on_host(before)  # host memory is read by more than launches: copies and maps
+        events = bound.enqueue(queue, None, self._operands)
         bound.leave_events(queue, before, events, self._outputs, self._arrays)
         for array, twin in self._twins:
             array.events[:] = twin.events
