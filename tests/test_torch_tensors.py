@@ -12,6 +12,7 @@ from helpers import same
 import clrope
 from clrope import RopeConfig, ShapeError
 from clrope.emulation import emulate_rope
+from clrope.tables import rotate_plan
 
 torch = pytest.importorskip("torch")
 CONFIG = RopeConfig("neox", 12)
@@ -72,6 +73,39 @@ def test_plan_and_tuples(device: clrope.DeviceInfo, rng: np.random.Generator) ->
             assert isinstance(got, torch.Tensor)
             assert same(array(got), emulate_rope(array(x), 7, CONFIG)).all()
         q.mul_(-0.5)
+
+
+def replace_data(a: Any) -> None:
+    a.data = torch.full_like(a, 0.5)
+
+
+@pytest.mark.parametrize(
+    "change", [replace_data, lambda a: a.set_(torch.full_like(a, 0.5)), lambda a: a.unsqueeze_(0)],
+    ids=["data", "set_", "shape"],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["x", "in place", "out", "cos", "sin"])
+def test_a_plan_whose_tensor_was_replaced(
+    device: clrope.DeviceInfo, name: str, change: Any, rng: np.random.Generator
+) -> None:
+    """The plan has the old memory, and says so; a tensor given to `run` is read as it is."""
+    x, cos, sin = (tensor(rng.uniform(-1, 1, shape).astype(np.float32)) for shape in ((1, 8, 2, 16), (8, 8), (8, 8)))
+    arrays = {"x": x, "cos": cos, "sin": sin, "out": x if name == "in place" else torch.zeros_like(x)}
+    plan = rotate_plan(**arrays, device=device.index)
+    for _ in range(2):
+        plan.run()
+    argument = "x" if name == "in place" else name
+    change(arrays[argument])
+    before = arrays["out"].clone()
+    for _ in range(2):
+        with pytest.raises(ShapeError, match=f"{argument}: memory, .* of the tensor were replaced"):
+            plan.run()
+    assert torch.equal(arrays["out"], before)
+    if argument == "x" and x.dim() == 4:
+        want = rotate_plan(x.clone(), cos, sin, device=device.index).run()
+        assert torch.equal(plan.run(x), want)
+    elif argument != "x":
+        with pytest.raises(ShapeError, match=f"{argument}: memory, .* of the tensor were replaced"):
+            plan.run(torch.zeros_like(x))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from ..errors import ShapeError
 from ..kernels.launch import LaunchSpec
 from ..kernels.variant import Variant
 from ..runtime import check_events, launch_error, pending, wait_on_host
-from .angle_sources import COUNTING, LIMIT, Positions, counting_from
+from .angle_sources import COUNTING, LIMIT, ArrayAngles, Positions, counting_from
 from .bound import AngleSource, BoundCall
 from .template import CallTemplate
 
@@ -103,6 +103,8 @@ class Plan:
         """
         try:
             with self._lock:
+                if self._described:
+                    self._check_tensors(x is not None)
                 if self._tensors and x is None:
                     note_writes(self._tensors)
                 quick = self._quick
@@ -230,6 +232,11 @@ class Plan:
         self._result = self.out
         #: The outputs that are torch tensors.
         self._tensors = [out.original for _, out in self._operands if out.kind == "torch"]
+        #: All torch tensors by the argument's name, with what was bound of them.
+        sides = [("x", x) for x, _ in self._operands] + [("out", out) for x, out in self._operands if out is not x]
+        if isinstance(self._source, ArrayAngles):
+            sides += [("cos", self._source.cosine), ("sin", self._source.sine)]
+        self._described = [(name, o.original, _description(o.original)) for name, o in sides if o.kind == "torch"]
         #: The OpenCL arrays: outputs (None for a host array), and all that launches wait for.
         self._outputs = [out.original if out.kind == "opencl" else None for _, out in self._operands]
         both = [a for x, out in self._operands for a in ((x.array, x.twin) if x is out else (x.array, out.array))]
@@ -247,6 +254,16 @@ class Plan:
             self._bind(self._template, self._operands, moved)
         self._bound.place(self._queue, self._source, moved)
         self._positions = moved
+
+    def _check_tensors(self, other_x: bool) -> None:
+        """Raise `ShapeError` for a tensor that is no more what was bound; other_x: the inputs are about to be."""
+        for name, tensor, bound in self._described:
+            if _description(tensor) != bound and not (other_x and name == "x"):
+                raise ShapeError(
+                    f"{name}: memory, shape, strides or dtype of the tensor were replaced (as `data = `, `set_` and "
+                    "`resize_` do) after the plan was made; make a new plan"
+                    + (", or give the tensor to `run`" if name == "x" else "")
+                )
 
     def _take(self, x: Any) -> None:
         template = self._template
@@ -272,6 +289,11 @@ class Plan:
         # Other addresses may be aligned otherwise, which other kernels may be right for.
         self._bind(template.for_operands(operands), operands, self._positions)
         self._bound.place(self._queue, self._source, self._positions)
+
+
+def _description(tensor: Any) -> tuple[Any, ...]:
+    """Return what a plan has bound of a torch tensor, which torch may replace in the same object."""
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 class EmptyPlan(Plan):
