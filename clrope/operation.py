@@ -360,13 +360,18 @@ class Rope:
         source = ConfigAngles(config)
         where = source.positions(positions, batch, seq)
         pairs = [PairLayout.of_config(config, max(2, o.view.shape[3])) for o in inputs]
+
+        def target() -> tuple[CallTemplate, pyopencl.CommandQueue]:
+            runtime, queue = self.target_of([*inputs, *(o for o in outputs if o is not None)])
+            template = CallTemplate(
+                runtime, list(zip(inputs, outputs, strict=True)), pairs, source, forward=check_forward(forward),
+                several=several, variant=self.variant, transfer=transfer,
+            )  # fmt: skip
+            return template, queue
+
         if not any(o.view.size for o in inputs):
-            return EmptyPlan(made_outputs(inputs, outputs, None), several)
-        runtime, queue = self.target_of([*inputs, *(o for o in outputs if o is not None)])
-        template = CallTemplate(
-            runtime, list(zip(inputs, outputs, strict=True)), pairs, source, forward=check_forward(forward),
-            several=several, variant=self.variant, transfer=transfer,
-        )  # fmt: skip
+            return EmptyPlan(made_outputs(inputs, outputs, None), several, target)
+        template, queue = target()
         return Plan(template, made_outputs(inputs, outputs, (template, queue)), source, where, queue)
 
 

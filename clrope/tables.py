@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from .plan.plan import EmptyPlan, Plan
 from .plan.template import CallTemplate, Transfer, template_key
 from .runtime import opencl_errors
 from .select import database
+
+if TYPE_CHECKING:
+    import pyopencl
 
 FullTables = Literal["halves", "interleaved"]
 
@@ -121,9 +124,8 @@ def rotate_plan(
         where = Positions(PositionForm(False, 1, stride, False), np.zeros((1, 0), np.int64))
     if outputs[0] is x_operand and out_mode is not None and layout_of_pairs.pairing is None:
         raise ShapeError("out: x itself, but pairs that move to other places cannot be rotated in place")
-    if not x_operand.view.size:
-        return EmptyPlan(made_outputs([x_operand], outputs, None), False)
-    with opencl_errors(str(device)):
+
+    def target() -> tuple[CallTemplate, pyopencl.CommandQueue]:
         runtime, queue = Rope(config, "auto" if device is None else device).target_of(
             [x_operand, cosine, sine, *(o for o in outputs if o is not None)]
         )
@@ -144,6 +146,12 @@ def rotate_plan(
                 several=False, variant=variant, transfer=transfer,
             )  # fmt: skip
             runtime.remember_call(key, template)
+        return template, queue
+
+    if not x_operand.view.size:
+        return EmptyPlan(made_outputs([x_operand], outputs, None), False, target)
+    with opencl_errors(str(device)):
+        template, queue = target()
         return Plan(template, made_outputs([x_operand], outputs, (template, queue)), source, where, queue)
 
 

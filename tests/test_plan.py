@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyopencl.array as cla
 import pytest
 from helpers import Case, View, assert_rotated, same, with_largest_allocation
 
@@ -17,6 +18,7 @@ from clrope.plan.angle_sources import ConfigAngles
 from clrope.plan.chunks import Chunk, chunks, chunks_that_fit
 from clrope.plan.template import CallTemplate
 from clrope.runtime import runtime_for
+from clrope.tables import rotate_plan
 
 TYPES = ["f16", "bf16", "f32", "f64"]
 SHAPE = (2, 5, 3, 16)
@@ -242,6 +244,44 @@ def test_several_tensors_of_different_types(device: clrope.DeviceInfo, rng: np.r
     for got, x in zip(clrope.rope(tensors, positions, config, device=device.index), tensors, strict=True):
         assert got.dtype == x.dtype
         assert same(got, emulate_rope(x, positions, config)).all()
+
+
+EMPTY = (1, 0, 3, 16)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "opencl"])
+@pytest.mark.parametrize("make", ["rope", "rotate", "several"])
+def test_a_plan_without_elements_offers_what_others_do(device: clrope.DeviceInfo, make: str, kind: str) -> None:
+    queue = runtime_for(device).queue
+
+    def plan(shape: tuple[int, ...]) -> Any:
+        x, table = np.zeros(shape, np.float32), np.ones((shape[1], 8), np.float32)
+        a, t = (x, table) if kind == "numpy" else (cla.zeros(queue, shape, np.float32), cla.to_device(queue, table))
+        if make == "rotate":
+            return rotate_plan(a, t, t, device=device)
+        return Rope(RopeConfig("neox"), device).plan((a, a) if make == "several" else a, 0)
+
+    empty, full = plan(EMPTY), plan(SHAPE)
+    for name in (name for name in dir(full) if not name.startswith("_")):
+        found, other = getattr(empty, name), getattr(full, name)
+        assert type(found) is type(other)
+        if name in ("device", "queue"):
+            assert found == other
+    assert empty.template is empty.template
+    assert empty.template.runtime is full.template.runtime
+    assert (empty.launches, empty.variants, empty.specs) == (0, [], [])
+    result = empty.run()
+    assert result is empty.out or make == "several"
+    assert (result[0] if make == "several" else result).shape == EMPTY
+
+
+def test_a_plan_without_elements_needs_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLROPE_DEVICE", "there is none of this name")
+    plan = Rope(RopeConfig("neox")).plan(np.zeros(EMPTY, np.float32), 0)
+    assert plan.run().shape == EMPTY
+    for name in ("device", "queue", "template"):
+        with pytest.raises(DeviceError, match="there is none of this name"):
+            getattr(plan, name)
 
 
 def test_tables_are_made_once(device: clrope.DeviceInfo, rng: np.random.Generator, monkeypatch: Any) -> None:

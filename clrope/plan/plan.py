@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from os import getpid
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ Operands = Sequence[tuple[Operand, Operand]]
 #: Runs a plan again, at other positions if an int is given; returns False if the general way is needed. It must not
 #: hold the plan: a reference cycle would keep the caller's arrays until the garbage collector runs.
 Quick = Callable[["Plan", Any], bool]
+#: Returns the template of a call, and the queue that it runs on.
+Target = Callable[[], "tuple[CallTemplate, pyopencl.CommandQueue]"]
 
 
 class Plan:
@@ -297,11 +300,34 @@ def _description(tensor: Any) -> tuple[Any, ...]:
 
 
 class EmptyPlan(Plan):
-    """The plan of tensors without elements: nothing to launch, no device needed."""
+    """The plan of tensors without elements: nothing to launch, and no device needed until it is asked for.
 
-    def __init__(self, operands: Operands, several: bool) -> None:
+    target: makes the template, and says on which queue other tensors would be rotated.
+    """
+
+    def __init__(self, operands: Operands, several: bool, target: Target) -> None:
         self._operands = list(operands)
         self._several = several
+        self._target = target
+
+    @cached_property
+    def _made(self) -> tuple[CallTemplate, pyopencl.CommandQueue]:
+        return self._target()
+
+    @property
+    def template(self) -> CallTemplate:
+        """What calls with arrays of the same description share. Raises `DeviceError`, as do device and queue."""
+        return self._made[0]
+
+    @property
+    def device(self) -> DeviceInfo:
+        """The device it would run on."""
+        return self._made[0].runtime.info
+
+    @property
+    def queue(self) -> pyopencl.CommandQueue:
+        """The queue it would run on."""
+        return self._made[1]
 
     def run(self, x: Any = None, positions: Any = None, *, wait_for: Sequence[pyopencl.Event] | None = None) -> Any:
         """Return the empty output."""
