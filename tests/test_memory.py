@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pyopencl as cl
 import pytest
 from helpers import bits, same
 
 import clrope
-from clrope import RopeConfig
+from clrope import Rope, RopeConfig
 from clrope.arrays import operand
 from clrope.emulation import emulate_rope
 from clrope.plan.host_buffers import HostBuffers, MemoryRange
@@ -51,6 +55,50 @@ def test_overlapping_ranges_share_a_buffer(device: clrope.DeviceInfo, rng: np.ra
     (a, _), (b, _) = host.place(read, read.view), host.place(written, written.view)
     assert a is b
     assert a.get_info(cl.mem_info.FLAGS) & cl.mem_flags.READ_WRITE
+
+
+@pytest.fixture
+def copying(device: clrope.DeviceInfo, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Rope, list[range]]]:
+    """An operation on a device whose buffers over host memory are copies until they are mapped, as OpenCL allows.
+
+    Besides, the memory of the buffers that the last binding made.
+    """
+    memory: dict[int, np.ndarray] = {}
+    made: list[range] = []
+    real = HostBuffers.__init__
+
+    def copies(self: HostBuffers, runtime: Runtime, *arguments: Any) -> None:
+        real(self, runtime, *arguments)
+        for k, place in enumerate(self._places):
+            of_host = (ctypes.c_ubyte * (place.high - place.low)).from_address(place.low)
+            flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+            buffer = cl.Buffer(runtime.context, flags, hostbuf=of_host)
+            memory[buffer.int_ptr] = np.frombuffer(of_host, np.uint8)
+            made.append(range(place.low, place.high))
+            self._places[k] = place._replace(buffer=buffer)
+
+    def moved(queue: Any, buffer: Any, size: int, *, write: bool, wait_for: Any = None) -> None:
+        host = memory[buffer.int_ptr]
+        assert host.size == size
+        cl.enqueue_copy(queue, *((buffer, host) if write else (host, buffer)), wait_for=wait_for)
+
+    monkeypatch.setattr(HostBuffers, "__init__", copies)
+    monkeypatch.setattr(HostBuffers, "_map", staticmethod(moved))
+    context = cl.Context([device.cl_device])
+    queue = cl.CommandQueue(context)
+    monkeypatch.setattr(runtime_for(queue), "_host_access", "mapped")
+    yield Rope(RopeConfig("neox"), queue), made
+    del context
+
+
+def test_a_plan_reads_what_was_written_after_it_was_made(copying: Any, rng: np.random.Generator) -> None:
+    """By every run, the first one too."""
+    op = copying[0]
+    x = rng.uniform(-1, 1, (1, 12, 2, 16)).astype(np.float32)
+    plan = op.plan(x, 5)
+    for _ in range(3):
+        x *= np.float32(-0.5)
+        assert same(plan.run(), emulate_rope(x, 5, op.config)).all()
 
 
 def test_what_was_written_is_read_and_the_other_way_round(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:

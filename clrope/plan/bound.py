@@ -61,7 +61,8 @@ class BoundCall:
         self._keep: list[Any] = []
         self._hosts: list[HostBuffers] = []
         self._copies: Copies | None = None
-        self._fresh = True
+        #: Whether buffers over host memory have been made since the host last wrote there.
+        self.fresh = True
         self._busy = self.runtime.busy
         #: Events of the last launches on OpenCL arrays.
         self.events: list[Any] = []
@@ -114,7 +115,7 @@ class BoundCall:
 
     def bind(self, queue: QueueState, operands: Sequence[tuple[Operand, Operand]]) -> None:
         """Set the memory of any arrays: (input, output) of each part, the same object in place."""
-        self._hosts, self._copies, self._fresh, self.quick = [], None, True, None
+        self._hosts, self._copies, self.fresh, self.quick = [], None, True, None
         self._offsets.clear()
         call = self.call
         groups: dict[int, HostBuffers] = {}
@@ -372,10 +373,10 @@ class BoundCall:
     def enqueue(self, queue: QueueState, waits: Sequence[Any] | None, memory: Any = None) -> list[Any]:
         """Put all launches but those of copied tensors on the queue; returns their events."""
         with self.runtime.using(queue.queue, [memory]):
-            if not self._fresh:
+            if not self.fresh:
                 for host in self._hosts:
                     host.to_device(queue.queue)
-            self._fresh = False
+            self.fresh = False
             direct = len(self.launches) - self.call.copied
             return [
                 launch.enqueue(queue.queue, [*(waits or ()), *self._ready[k]] or None)

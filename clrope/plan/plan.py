@@ -228,6 +228,7 @@ class Plan:
     def _bind(self, template: CallTemplate, operands: list[tuple[Operand, Operand]], positions: Positions) -> None:
         bound = BoundCall(template.compiled(positions.form))
         bound.bind(self._queue, operands)
+        bound.fresh = False  # the host may write before the next run
         self._quick = None
         self._template, self._operands, self._positions, self._bound = template, operands, positions, bound
         self._variants = self._bound.call.variants
