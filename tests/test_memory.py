@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyopencl as cl
 import pytest
-from helpers import bits, same
+from helpers import bits, same, with_largest_allocation
 
 import clrope
 from clrope import Rope, RopeConfig
 from clrope.arrays import operand
 from clrope.emulation import emulate_rope
+from clrope.plan import compiled
 from clrope.plan.host_buffers import HostBuffers, MemoryRange
+from clrope.plan.plan import Plan
 from clrope.runtime import Runtime, runtime_for
 
 
@@ -99,6 +102,70 @@ def test_a_plan_reads_what_was_written_after_it_was_made(copying: Any, rng: np.r
     for _ in range(3):
         x *= np.float32(-0.5)
         assert same(plan.run(), emulate_rope(x, 5, op.config)).all()
+
+
+def run_twice(copying: tuple[Rope, list[range]], tensors: list[np.ndarray], layout: str, out: Any) -> Plan:
+    """Rotate with a plan, again after the inputs were changed, and by a call; no two buffers may overlap."""
+    op, made = copying
+    made.clear()
+    plan = op.plan(tensors, 5, layout=layout, out=out)
+    assert all(a.stop <= b.start or b.stop <= a.start for k, a in enumerate(made) for b in made[:k])
+    for call in (plan.run, plan.run, lambda: op(tensors, 5, layout=layout, out=out)):
+        for x in tensors:
+            x *= np.float32(-0.5)
+        wants = [emulate_rope(x, 5, op.config, layout=layout) for x in tensors]
+        for got, want in zip(call(), wants, strict=True):
+            assert same(got, want).all()
+    return plan
+
+
+@pytest.mark.parametrize("out", ["new", "in place", "given"])
+@pytest.mark.parametrize("layout", ["bsnd", "bnsd"])
+@pytest.mark.parametrize("tokens", [1000, 4], ids=["whole", "chunks"])
+def test_parts_of_one_array_where_buffers_are_copies(
+    copying: Any, tokens: int, layout: str, out: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """q and k of a fused tensor, and chunks whose ranges interleave."""
+    monkeypatch.setattr(compiled, "TABLE_BYTES", tokens * 8 * 4)
+    heads = layout.index("n")
+    fused, results = (rng.uniform(-1, 1, (1, 12, 12, 16)).astype(np.float32) for _ in range(2))
+    before = fused.copy(), results.copy()
+    q, k = np.split(fused, [7, 9], heads)[:2]
+    tensors = [q, k]
+    given = {"new": None, "in place": tensors, "given": np.split(results, [7, 9], heads)[:2]}[out]
+    plan = run_twice(copying, tensors, layout, given)
+    assert (plan.launches > 2) is (tokens == 4)
+    for array, was in zip((fused, results), before, strict=True):
+        rest, as_it_was = (np.split(a, [9], heads)[1] for a in (array, was))
+        assert same(rest, as_it_was).all()
+
+
+def test_types_side_by_side_where_buffers_are_copies(device: clrope.DeviceInfo) -> None:
+    """A buffer begins at a whole element of its largest type, and not in the buffer before it."""
+    memory = np.zeros(128, np.uint8)
+    start = memory.ctypes.data + -memory.ctypes.data % 8
+    runtime = Runtime(runtime_for(device).context, device)
+    runtime._host_access = "mapped"
+    ranges = [(0, 12, 4, True), (12, 60, 4, False), (16, 80, 8, False)]
+    host = HostBuffers(runtime, runtime.queue, [MemoryRange(start + a, start + b, *rest) for a, b, *rest in ranges])
+    places = host._places
+    assert all(one.high <= other.low for one, other in pairwise(places))
+
+
+def test_tensors_too_large_for_one_buffer_are_copied(
+    device: clrope.DeviceInfo, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that would fit by themselves: their memory may interleave, and then one buffer has to hold both."""
+    fused = rng.uniform(-1, 1, (1, 40, 6, 16)).astype(np.float32)
+    parts = fused[:, :, :2], fused[:, :, 2:]
+    for limit, access in ((3 * fused.nbytes, "mapped"), (fused.nbytes, "copied")):
+        small = with_largest_allocation(device, limit)
+        monkeypatch.setattr(runtime_for(small), "_host_access", "mapped")
+        want = emulate_rope(fused, 3, RopeConfig("neox"))
+        plan = Rope(RopeConfig("neox"), small).plan(parts, 3, out=parts)
+        assert [part.access for part in plan.template.parts] == [access] * 2
+        plan.run()
+        assert same(fused, want).all()
 
 
 def test_what_was_written_is_read_and_the_other_way_round(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:

@@ -118,16 +118,21 @@ class BoundCall:
         self._hosts, self._copies, self.fresh, self.quick = [], None, True, None
         self._offsets.clear()
         call = self.call
-        groups: dict[int, HostBuffers] = {}
+        touched: dict[int, list[MemoryRange]] = {}
         for step in call.steps:
             for one in (step, step.second):
                 if one is None or call.parts[one.part].access in ("device", "copied"):
                     continue
                 x, out = operands[one.part]
                 views = [(o, o.view.part(one.chunk.batches, one.chunk.tokens)) for o in (x, out)]
-                ranges = [MemoryRange.of(o, v, o is out) for o, v in (views[1:] if x is out else views)]
-                groups[id(one)] = HostBuffers(self.runtime, queue.queue, ranges)
-                self._hosts.append(groups[id(one)])
+                touched[id(one)] = [MemoryRange.of(o, v, o is out) for o, v in (views[1:] if x is out else views)]
+        if any(part.access == "mapped" for part in call.parts):
+            # The driver may keep a copy for each buffer, so no two may overlap: those of other launches neither.
+            self._hosts = [HostBuffers(self.runtime, queue.queue, [r for ranges in touched.values() for r in ranges])]
+            groups = dict.fromkeys(touched, self._hosts[0])
+        else:
+            groups = {key: HostBuffers(self.runtime, queue.queue, ranges) for key, ranges in touched.items()}
+            self._hosts = list(groups.values())
         for slot in self._slots:
             launch, step = self.launches[slot.launch], call.steps[slot.launch]
             number, is_output = divmod(slot.side, 2)

@@ -145,7 +145,7 @@ class CompiledCall:
         )
 
         def fits(chunk: Chunk) -> bool:
-            if part.access not in ("direct", "mapped"):
+            if part.access != "direct":
                 return True
             spans = [view.part(chunk.batches, chunk.tokens).span for view in (part.x, part.y)]
             size = max(last - first for first, last in spans) * part.x.itemsize

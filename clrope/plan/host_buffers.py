@@ -123,9 +123,9 @@ class HostBuffers:
 
 def _groups(ranges: Sequence[MemoryRange]) -> list[list[MemoryRange]]:
     groups: list[list[MemoryRange]] = []
-    reach = -1
+    reach, item = -1, max((s.itemsize for s in ranges), default=1)
     for one in sorted(ranges, key=lambda s: s.low):
-        if groups and one.low < reach:
+        if groups and one.low // item * item < reach:  # where its buffer may begin
             groups[-1].append(one)
         else:
             groups.append([one])

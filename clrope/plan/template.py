@@ -136,6 +136,7 @@ class CallTemplate:
             for view in (x_view, y_view):
                 first, last = view.span
                 self.spans.append((first * view.itemsize, last * view.itemsize))
+        self._copy_what_is_too_large()
         self.in_place = [part.in_place for part in self.parts]
         #: Whether a written side may share memory with another one, which then has to be looked at.
         self.may_overlap = any(maker is None for maker in self.makers) and (
@@ -144,6 +145,20 @@ class CallTemplate:
         self.on_device = [part.access == "device" for part in self.parts]
         self.all_on_device, self.all_on_host = all(self.on_device), not any(self.on_device)
         self._calls: dict[PositionForm, CompiledCall] = {}
+
+    def _copy_what_is_too_large(self) -> None:
+        """Let mapped tensors be copied if one buffer might not hold them: those that overlap get one together."""
+        mapped = [part.access == "mapped" for part in self.parts]
+        sizes = [
+            last - first
+            for k, (first, last) in enumerate(self.spans)
+            if mapped[k // 2] and not (k % 2 and self.parts[k // 2].in_place)
+        ]
+        if sum(sizes) > self.runtime.info.max_alloc - BUFFER_ALIGNMENT:
+            self.parts = [
+                part._replace(access="copied") if is_mapped else part
+                for part, is_mapped in zip(self.parts, mapped, strict=True)
+            ]
 
     def _access(self, x: Operand, transfer: Transfer) -> Any:
         if x.kind == "opencl":
