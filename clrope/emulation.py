@@ -129,9 +129,9 @@ def emulate_rotation(
     target = canonical(out, layout)
     first, second = pairs
     c = cosine[:, :, None, :]
-    s = sine[:, :, None, :] * real(1 if forward else -1)
-    a, b = (target[..., index].astype(real) for index in (first, second))
     with np.errstate(all="ignore"):
+        s = sine[:, :, None, :] * real(1 if forward else -1)
+        a, b = (target[..., index].astype(real) for index in (first, second))
         target[..., first] = (a * c - b * s).astype(x.dtype)
         target[..., second] = (a * s + b * c).astype(x.dtype)
     return out

@@ -13,6 +13,8 @@ from clrope import ConfigError, RopeConfig, ShapeError
 from clrope.emulation import emulate_cos_sin, emulate_rope, emulate_rotation
 from clrope.layout import DTYPES
 from clrope.reference import pair_indices
+from clrope.select.defaults import default_for
+from clrope.select.records import SIZES, TuningKey
 
 TYPES = list(DTYPES)
 
@@ -22,7 +24,8 @@ def uniform(rng: np.random.Generator, dtype: str, *shape: int) -> np.ndarray:
 
 
 def wide(table: np.ndarray, dtype: str) -> np.ndarray:
-    return table.astype(np.float64 if dtype == "f64" else np.float32)
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        return table.astype(np.float64 if dtype == "f64" else np.float32)
 
 
 @pytest.mark.one_in(3)
@@ -97,6 +100,65 @@ def test_full_size(
     want[..., first] = (a * c0 - b * s0).astype(x.dtype)
     want[..., second] = (a * s1 + b * c1).astype(x.dtype)
     assert same(got, want).all()
+
+
+def nans(dtype: str) -> np.ndarray:
+    """Every NaN of a short type; of float32 and float64 those whose payload is a run of ones, quiet or not, +-."""
+    kind = DTYPES[dtype]
+    bits = np.dtype(f"u{kind.itemsize}")
+    if kind.itemsize <= 2:
+        every = np.arange(1 << 8 * kind.itemsize, dtype=bits).view(kind)
+        return every[np.isnan(wide(every, dtype))]
+    places, infinities = np.finfo(kind).nmant, np.array([np.inf, -np.inf], kind).view(bits)
+    payloads = [(1 << end) - (1 << begin) for end in range(1, places + 1) for begin in range(end)]
+    quiet = np.array([p | q for p in payloads for q in (0, 1 << places - 1)], bits)
+    return np.unique(infinities[:, None] | quiet).view(kind)
+
+
+@pytest.mark.parametrize("mode", ["normal", "neox"])
+@pytest.mark.parametrize("dtype", [pytest.param(d, marks=[] if d == "bf16" else pytest.mark.one_in(4)) for d in TYPES])
+def test_nans_of_tables(device: clrope.DeviceInfo, dtype: str, mode: Any, rng: np.random.Generator) -> None:
+    """Any NaN as a cos, as a sin and as both makes both elements of its pair NaN, with the defaults of every size."""
+    defaults = [default_for(device, TuningKey(dtype, mode, False, size)) for size in SIZES]
+    for kind in TYPES if dtype == "f64" else [d for d in TYPES if d != "f64"]:
+        some = nans(kind)
+        some = np.resize(some, (-(-some.size // 32), 32))
+        plain = uniform(rng, kind, *some.shape)
+        cos, sin = np.concatenate([some, some, plain]), np.concatenate([plain, some, some])
+        x = uniform(rng, dtype, 1, len(cos), 2, 64)
+        c, s = wide(cos, dtype)[None], wide(sin, dtype)[None]
+        assert np.isnan(wide(emulate_rotation(x, c, s, pair_indices(RopeConfig(mode, 64))), dtype)).all()
+        for variant in dict.fromkeys(defaults):
+            options = {"mode": mode, "device": device.index, "variant": variant}
+            full = {
+                None: (cos, sin),
+                "halves": [np.concatenate([t, t], 1) for t in (cos, sin)],
+                "interleaved": [np.repeat(t, 2, 1) for t in (cos, sin)],
+            }
+            for columns, tables in full.items():
+                columns_option = {} if columns is None else {"full_tables": columns}
+                got = clrope.rotate(x, *tables, **columns_option, **options)
+                assert np.isnan(wide(got, dtype)).all(), (kind, variant, columns)
+
+
+@pytest.mark.parametrize("mode", ["normal", "neox"])
+@pytest.mark.parametrize("dtype", [pytest.param(d, marks=[] if d == "bf16" else pytest.mark.one_in(4)) for d in TYPES])
+def test_nans_of_the_tensor(device: clrope.DeviceInfo, dtype: str, mode: Any, rng: np.random.Generator) -> None:
+    """Any NaN in the first, the second or both elements makes both NaN, by tables and by a configuration's angles."""
+    some = nans(dtype)
+    some = np.resize(some, (1, -(-some.size // 32), 1, 32))
+    plain = uniform(rng, dtype, *some.shape)
+    x = np.empty((1, some.shape[1], 3, 64), some.dtype)
+    first, second = pair_indices(RopeConfig(mode, 64))
+    x[..., first], x[..., second] = np.concatenate([some, some, plain], 2), np.concatenate([plain, some, some], 2)
+    cos, sin = emulate_cos_sin(np.arange(x.shape[1]), RopeConfig(mode, 64), real="f64" if dtype == "f64" else "f32")
+    for variant in dict.fromkeys(default_for(device, TuningKey(dtype, mode, False, size)) for size in SIZES):
+        for angles in ("exact", "ggml"):
+            config = RopeConfig(mode, angles=angles)
+            got = clrope.Rope(config, device.index, variant=variant)(x, 1)
+            assert np.isnan(wide(got, dtype)).all(), (variant, angles)
+        got = clrope.rotate(x, cos, sin, mode=mode, device=device.index, variant=variant)
+        assert np.isnan(wide(got, dtype)).all(), variant
 
 
 def test_tables_of_a_configuration(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:

@@ -63,6 +63,7 @@ class AngleForm:
     counting:    row r has the position `positions + r`, a scalar argument; otherwise positions are int64[axes][rows].
     one_axis:    the first row of positions drives all pairs.
     wide:        positions may be outside ±2**31, so the lower 64 bits of the steps are needed.
+    callers:     the tables are the caller's: numbers of any bits, NaNs too.
     """
 
     exact: bool = False
@@ -71,6 +72,7 @@ class AngleForm:
     counting: bool = False
     one_axis: bool = True
     wide: bool = False
+    callers: bool = False
 
     @property
     def options(self) -> tuple[str, ...]:

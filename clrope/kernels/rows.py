@@ -61,7 +61,8 @@ PARAMETERS = (
         "`nta`: into the first only (x86's PREFETCHNTA)", ("levels", "nta"),
     ),
     Parameter(
-        "nan", "any", "bf16: `plain` has no case for NaNs with lower bits set, which x86 never makes", ("any", "plain")
+        "nan", "any", "bf16: `plain` has no case for NaNs with lower bits set, which x86 never makes; not with the "
+        "caller's own tables, which may hold them", ("any", "plain"),
     ),
     Parameter(
         "angles", "cached", "`cached`: cos and sin come from tables; `fused`: each work-item computes those of its "
@@ -76,6 +77,7 @@ class RowsReason(Enum):
     PAIRING = "the pairs of input and output are at different places, only 'strided' can do that"
     LAST_AXIS = "the last axis is not contiguous, only 'strided' can do that"
     TABLES = "fused: the angles are not a configuration's exact ones"
+    NANS = "plain: the caller's tables may hold NaNs with lower bits set"
     FUSED_WIDTH = "fused: needs `prepared`, and pairs ({pairs}) that the width ({width}) divides"
     FULL_TABLES = "prepared: the tables hold cos and sin for both elements of a pair"
     TOO_MANY_PAIRS = "prepared: {pairs} pairs, at most {most} are kept in private memory"
@@ -135,6 +137,8 @@ def supports(problem: Problem, p: Parameters) -> Unsupported | None:
             return Unsupported(RowsReason.TABLES)
         if not p["prepared"] or pairs.pairs % p["width"]:
             return Unsupported(RowsReason.FUSED_WIDTH, {"pairs": pairs.pairs, "width": p["width"]})
+    if p["nan"] == "plain" and dtype == "bf16" and problem.angles.callers:
+        return Unsupported(RowsReason.NANS)
     if p["prepared"] and (unsupported := _unprepared(problem, p)):
         return unsupported
     if p["store"] == "staged" and (unsupported := _unstaged(problem)):
@@ -199,16 +203,18 @@ def _unstaged(problem: Problem) -> Unsupported | None:
 def fallback(problem: Problem, variant: Variant, unsupported: Unsupported) -> Variant:
     """Return a variant with the one thing changed that the reason is about.
 
-    'strided' for other strides and pairings, and for heads of too many rounds; 'cached' angles; not `prepared`
-    ('normal' at half the width, so that vectors stay as long); `store` from 'staged' to 'nontemporal', from that to
-    'staged' where it can be, else to half the width while vectors are longer than 16 bytes, at last to 'plain'; else
-    half the width.
+    'strided' for other strides and pairings, and for heads of too many rounds; 'cached' angles; 'any' `nan`; not
+    `prepared` ('normal' at half the width, so that vectors stay as long); `store` from 'staged' to 'nontemporal', from
+    that to 'staged' where it can be, else to half the width while vectors are longer than 16 bytes, at last to 'plain';
+    else half the width.
     """
     reason, p = unsupported.reason, variant.parameters
     if reason in _TO_STRIDED:
         return variant.of_kernel("strided")
     if reason in _TO_CACHED:
         return variant.changed(angles="cached")
+    if reason is RowsReason.NANS:
+        return variant.changed(nan="any")
     if reason in _TO_UNPREPARED:
         halved = problem.pairs.pairing == "normal" and p["width"] > 1
         return variant.changed(

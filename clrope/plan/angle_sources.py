@@ -269,7 +269,7 @@ class TableColumns:
 
     def form(self, form: PositionForm, real: Real) -> AngleForm:
         """Return where a launch takes cos and sin from."""
-        return AngleForm(full_tables=self.full)
+        return AngleForm(full_tables=self.full, callers=True)
 
 
 @dataclass(eq=False)

@@ -172,6 +172,14 @@ def test_angles_that_no_kernel_can_make_are_cached() -> None:
     assert fused.fit(place(n_dims=24, mode="normal")) == FAST
 
 
+def test_tables_of_the_caller_may_hold_any_nan() -> None:
+    plain, callers = FAST.changed(nan="plain"), AngleForm(callers=True)
+    assert not reasons(plain, place("bf16"))
+    assert reasons(plain, place("bf16", angles=callers)) == "NANS"
+    assert plain.fit(place("bf16", angles=callers)) == FAST
+    assert plain.fit(place("f16", angles=callers)) == plain
+
+
 def test_tiles_need_room(rng: np.random.Generator) -> None:
     some = Variant("tiled", width=8)
     assert not reasons(some, place())
