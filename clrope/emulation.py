@@ -174,8 +174,9 @@ def _tables(where: PositionRows, config: RopeConfig, real: Real) -> tuple[npt.ND
     kind = _REAL[real]
     if config.angles == "ggml":
         with np.errstate(all="ignore"):
-            phase = _phase_of_radians(ggml_theta(where.rows, table))
-        magnitude = kind(table.ggml.magnitude)
+            theta = ggml_theta(where.rows, table)
+        phase = _phase_of_radians(theta)
+        magnitude: Any = np.where(np.isfinite(theta), kind(table.ggml.magnitude), kind(np.nan))
     else:
         axis = table.axis.astype(np.intp) if where.rows.shape[0] > 1 else np.zeros(table.pairs, dtype=np.intp)
         position = where.rows[axis].T
@@ -200,7 +201,7 @@ def _mul_high(a: I64, b: I64) -> I64:
 
 
 def _phase_of_radians(theta: npt.NDArray[np.float32]) -> U64:
-    """Return the fraction of a turn of float32 angles, as `phase_of_radians` in `kernels/cache_init_ggml.cl`."""
+    """Return the fraction of a turn of finite float32 angles, as `phase_of_radians` in `kernels/cache_init_ggml.cl`."""
     bits = theta.view(np.uint32).astype(np.uint64)
     exponent = ((bits >> np.uint64(23)) & np.uint64(255)).astype(np.int64) - 150
     mantissa = (bits & np.uint64(0x7FFFFF)) | np.uint64(0x800000)

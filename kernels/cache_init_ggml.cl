@@ -1,7 +1,7 @@
 // Stage 1 with ggml's own angles: theta = position, then theta *= theta_scale from pair to pair in float, each product
 // rounded, divided by the pair's factor, blended by YaRN's mix with one fused multiply-add, as compilers make it of
 // ggml's source. cos and sin of that float are then taken exactly: its fraction of a turn comes from an integer product
-// with the bits of 1/(2 pi), as long as its exponent needs.
+// with the bits of 1/(2 pi), as long as its exponent needs. Of an angle beyond float they are NaN.
 //
 // Arguments as in cache_init.cl; exponent counts the multiplications behind each pair. Global size: (pairs, rows).
 #include "arithmetic.clh"
@@ -20,12 +20,13 @@
 __constant uint inverse_two_pi[12] = {0u,          0u,          0u,          0x28be60dbu, 0x9391054au, 0x7f09d5f4u,
                                       0x7d4d3770u, 0x36d8a566u, 0x4f10e410u, 0x7f9458eau, 0xf7aef158u, 0x6dc91b8eu};
 
-// Quotient rounded to nearest even; the language allows `/` an error of 2.5 ulp. Both sides are normal numbers.
+// Quotient rounded to nearest even; the language allows `/` an error of 2.5 ulp. Both sides are normal numbers, but for a
+// that has overflowed, which stays so, and an infinite b.
 inline float divide(float a, float b) {
   const uint ua = as_uint(a), ub = as_uint(b);
-  if ((ua & 0x7fffffffu) == 0u || ub == 0x3f800000u)
-    return a;
   const int ea = (int)((ua >> 23) & 255u), eb = (int)((ub >> 23) & 255u);
+  if ((ua & 0x7fffffffu) == 0u || ub == 0x3f800000u || ea == 255)
+    return a;
   const ulong ma = (ua & 0x7fffffu) | 0x800000u, mb = (ub & 0x7fffffu) | 0x800000u;
   // The quotient of two 24-bit numbers, with 26 or 27 bits and the remainder as a sticky bit.
   const ulong n = ma << 26;
@@ -44,7 +45,7 @@ inline float divide(float a, float b) {
   const uint low = ((uint)q & 7u);
   const uint up = (low > 4u || (low == 4u && (sticky || (m & 1u)))) ? 1u : 0u;
   m += up;
-  if (e <= 0)
+  if (e <= 0 || eb == 255)
     return as_float(sign); // below the normal numbers: less than 2^-126 radians
   if (e >= 255)
     return as_float(sign | 0x7f800000u);
@@ -77,7 +78,7 @@ inline float multiply_add_once(float a, float b, float c) {
   return high + rest;
 }
 
-// Fraction of a turn of an angle in radians.
+// Fraction of a turn of a finite angle in radians.
 inline ulong phase_of_radians(float theta) {
   const uint bits = as_uint(theta);
   const int exponent = (int)((bits >> 23) & 255u) - 150; // theta = mantissa * 2^exponent
@@ -118,6 +119,8 @@ __kernel void rope_cache_init_ggml(POSITIONS, const int rows, const int pairs,
   REAL c, s;
   cos_sin_of_phase(phase_of_radians(angle), &c, &s);
   const size_t at = (size_t)row * (size_t)pairs + (size_t)i;
-  cosine[at] = c * (REAL)magnitude;
-  sine[at] = s * (REAL)magnitude;
+  const bool beyond = (as_uint(angle) & 0x7f800000u) == 0x7f800000u; // infinite or NaN
+  const REAL nan = (REAL)as_float(0x7fc00000u);
+  cosine[at] = beyond ? nan : c * (REAL)magnitude;
+  sine[at] = beyond ? nan : s * (REAL)magnitude;
 }

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import oracle
 import pytest
-from helpers import Case, run
+from helpers import Case, run, same
 
 import clrope
 from clrope import RopeConfig, reference
 from clrope.angles import angle_table
-from clrope.emulation import emulate_cos_sin
+from clrope.emulation import emulate_cos_sin, emulate_rope
+from clrope.layout import DTYPES
 
 YARN = {"ext_factor": 1.0, "freq_scale": 0.25, "n_ctx_orig": 4096, "attn_factor": 1.2}
 CONFIGS: list[dict[str, Any]] = [
@@ -52,6 +53,39 @@ def test_cos_and_sin_of_those_floats(device: clrope.DeviceInfo, rng: np.random.G
         emulated = emulate_cos_sin([1, -1], config)
         assert (cosine == emulated[0]).all()
         assert (sine == emulated[1]).all()
+
+
+BEYOND: list[tuple[dict[str, Any], int]] = [
+    ({"mode": "neox", "freq_scale": 1e30}, 2**40),
+    ({"mode": "neox", "freq_factors": (1e-30, -1e-30, 1, 1)}, 2**40),
+    ({"mode": "normal", "freq_base": 1e-30}, 2**62),
+    ({"mode": "normal", "freq_base": 1e-36, "freq_factors": (4.0, -4.0, 8.0, 1e30)}, -(2**62)),
+    ({"mode": "neox", "freq_base": 1e-36, "freq_factors": (1e300,) * 4}, 2**62),
+    ({"mode": "neox", "freq_base": 1e-36, "n_ctx_orig": 4096, "ext_factor": 0.3, "freq_scale": 0.5}, 2**62),
+    ({"mode": "neox", "freq_scale": 1e30, "attn_factor": 0.0}, 2**40),
+    ({"mode": "vision", "freq_base": 1e-36, "sections": (4, 0, 0, 0)}, 2**62),
+]
+
+
+@pytest.mark.parametrize(("fields", "position"), BEYOND, ids=str)
+def test_angles_beyond_float32_are_nan(device: clrope.DeviceInfo, fields: dict[str, Any], position: int) -> None:
+    """As cos and sin of an overflowed float are, in ggml and in the reference."""
+    config, positions = RopeConfig(**fields, angles="ggml"), np.array([position, 1, 0])
+    with np.errstate(all="ignore"):
+        right = reference.cos_sin(positions, config, head_dim=8)
+    assert np.isnan(right).any(), "a case that overflows nowhere"
+    made = clrope.Rope(config, device.index).cos_sin(positions, head_dim=8)
+    for got, want, exact in zip(made, emulate_cos_sin(positions, config, head_dim=8), right, strict=True):
+        np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(exact))
+        assert (want.view(np.uint32)[np.isnan(want)] == 0x7FC00000).all()
+    for dtype in ("bf16", "f32", "f64"):
+        x = np.ones((1, 3, 2, 8), DTYPES[dtype])
+        with np.errstate(all="ignore"):
+            exact = reference.rope(x, positions, config)
+        got = clrope.rope(x, positions, config, device=device.index)
+        assert same(got, emulate_rope(x, positions, config)).all()
+        np.testing.assert_array_equal(np.isnan(got.astype(np.float64)), np.isnan(exact))
 
 
 def exact_cos_sin(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
