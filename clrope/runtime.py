@@ -271,7 +271,7 @@ class Runtime:
         known = [*waited, *events]
         with self.lock:  # other threads may read the same arrays
             for array in arrays:
-                others = [e for e in array.events if e not in known and e.command_execution_status]
+                others = [e for e in array.events if e not in known and not _complete(e)]
                 array.events[:] = [*others, *events]
 
     def program(self, spec: LaunchSpec) -> pyopencl.Program:
@@ -478,6 +478,16 @@ def failed(events: Sequence[Any]) -> DeviceError | None:
         if status < 0:  # some drivers never end what waits for such an event
             return DeviceError(f"wait_for: an event has failed with status {status}, nothing was launched")
     return None
+
+
+def _complete(event: Any) -> bool:
+    """Whether an event's command has ended well; not where the driver does not say, so that it is waited for."""
+    import pyopencl as cl
+
+    try:
+        return bool(event.command_execution_status == cl.command_execution_status.COMPLETE)
+    except cl.Error:
+        return False
 
 
 def pending(events: Sequence[Any]) -> list[Any]:
