@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -80,13 +81,22 @@ def copying(device: clrope.DeviceInfo, monkeypatch: pytest.MonkeyPatch) -> Itera
             made.append(range(place.low, place.high))
             self._places[k] = place._replace(buffer=buffer)
 
-    def moved(queue: Any, buffer: Any, size: int, *, write: bool, wait_for: Any = None) -> None:
+    def mapped(
+        queue: Any, buffer: Any, access: int, _: int, shape: tuple[int], *__: Any, wait_for: Any, **___: Any
+    ) -> Any:
         host = memory[buffer.int_ptr]
-        assert host.size == size
-        cl.enqueue_copy(queue, *((buffer, host) if write else (host, buffer)), wait_for=wait_for)
+        assert shape == (host.size,)
+        if not access & cl.map_flags.WRITE_INVALIDATE_REGION:
+            cl.enqueue_copy(queue, host, buffer, wait_for=wait_for)
+
+        def release(_: Any) -> None:
+            if access & (cl.map_flags.WRITE | cl.map_flags.WRITE_INVALIDATE_REGION):
+                cl.enqueue_copy(queue, buffer, host)
+
+        return SimpleNamespace(base=SimpleNamespace(release=release)), None
 
     monkeypatch.setattr(HostBuffers, "__init__", copies)
-    monkeypatch.setattr(HostBuffers, "_map", staticmethod(moved))
+    monkeypatch.setattr(cl, "enqueue_map_buffer", mapped)
     context = cl.Context([device.cl_device])
     queue = cl.CommandQueue(context)
     monkeypatch.setattr(runtime_for(queue), "_host_access", "mapped")
@@ -138,6 +148,18 @@ def test_parts_of_one_array_where_buffers_are_copies(
     for array, was in zip((fused, results), before, strict=True):
         rest, as_it_was = (np.split(a, [9], heads)[1] for a in (array, was))
         assert same(rest, as_it_was).all()
+
+
+def test_memory_that_this_driver_maps(
+    device: clrope.DeviceInfo, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = cl.Context([device.cl_device])
+    queue = cl.CommandQueue(context)
+    monkeypatch.setattr(runtime_for(queue), "_host_access", "mapped")
+    fused = rng.uniform(-1, 1, (1, 12, 12, 16)).astype(np.float32)[:, :, 1:]
+    tensors = np.split(fused, [7], 2)
+    for out in (None, tensors):
+        run_twice((Rope(RopeConfig("neox"), queue), []), tensors, "bsnd", out)
 
 
 def test_types_side_by_side_where_buffers_are_copies(device: clrope.DeviceInfo) -> None:

@@ -114,7 +114,8 @@ class HostBuffers:
     ) -> None:
         import pyopencl as cl
 
-        access = cl.map_flags.WRITE if write else cl.map_flags.READ
+        # A driver that keeps a copy puts it into the memory first, unless that is to be written as a whole.
+        access = cl.map_flags.WRITE_INVALIDATE_REGION if write else cl.map_flags.READ
         mapped, _ = cl.enqueue_map_buffer(
             queue, buffer, access, 0, (size,), np.dtype(np.uint8), wait_for=wait_for or None, is_blocking=True
         )
