@@ -62,10 +62,13 @@ def test_overlapping_ranges_share_a_buffer(device: clrope.DeviceInfo, rng: np.ra
 
 
 @pytest.fixture
-def copying(device: clrope.DeviceInfo, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Rope, list[range]]]:
+def copying(
+    device: clrope.DeviceInfo, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[tuple[Rope, list[range]]]:
     """An operation on a device whose buffers over host memory are copies until they are mapped, as OpenCL allows.
 
-    Besides, the memory of the buffers that the last binding made.
+    Besides, the memory of the buffers that the last binding made. param: whether the queue is in order; if not, what
+    nobody waits for comes late.
     """
     memory: dict[int, np.ndarray] = {}
     made: list[range] = []
@@ -89,21 +92,29 @@ def copying(device: clrope.DeviceInfo, monkeypatch: pytest.MonkeyPatch) -> Itera
         if not access & cl.map_flags.WRITE_INVALIDATE_REGION:
             cl.enqueue_copy(queue, host, buffer, wait_for=wait_for)
 
-        def release(_: Any) -> None:
+        def moved() -> None:
             if access & (cl.map_flags.WRITE | cl.map_flags.WRITE_INVALIDATE_REGION):
                 cl.enqueue_copy(queue, buffer, host)
+
+        def release(_: Any) -> Any:
+            if in_order:
+                moved()
+            return SimpleNamespace(wait=moved)
 
         return SimpleNamespace(base=SimpleNamespace(release=release)), None
 
     monkeypatch.setattr(HostBuffers, "__init__", copies)
     monkeypatch.setattr(cl, "enqueue_map_buffer", mapped)
     context = cl.Context([device.cl_device])
-    queue = cl.CommandQueue(context)
+    in_order = getattr(request, "param", True)
+    unordered = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
+    queue = cl.CommandQueue(context, properties=0 if in_order else unordered)
     monkeypatch.setattr(runtime_for(queue), "_host_access", "mapped")
     yield Rope(RopeConfig("neox"), queue), made
     del context
 
 
+@pytest.mark.parametrize("copying", [True, False], ids=["in order", "out of order"], indirect=True)
 def test_a_plan_reads_what_was_written_after_it_was_made(copying: Any, rng: np.random.Generator) -> None:
     """By every run, the first one too."""
     op = copying[0]

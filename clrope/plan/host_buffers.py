@@ -108,9 +108,8 @@ class HostBuffers:
             if place.written:
                 self._map(queue, place.buffer, place.high - place.low, write=False, wait_for=wait_for)
 
-    @staticmethod
     def _map(
-        queue: pyopencl.CommandQueue, buffer: Any, size: int, *, write: bool, wait_for: list[Any] | None = None
+        self, queue: pyopencl.CommandQueue, buffer: Any, size: int, *, write: bool, wait_for: list[Any] | None = None
     ) -> None:
         import pyopencl as cl
 
@@ -119,7 +118,9 @@ class HostBuffers:
         mapped, _ = cl.enqueue_map_buffer(
             queue, buffer, access, 0, (size,), np.dtype(np.uint8), wait_for=wait_for or None, is_blocking=True
         )
-        mapped.base.release(queue)
+        unmapped = mapped.base.release(queue)
+        if not self._in_order:
+            unmapped.wait()
 
 
 def _groups(ranges: Sequence[MemoryRange]) -> list[list[MemoryRange]]:
