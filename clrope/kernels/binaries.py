@@ -27,7 +27,7 @@ MOST = 256
 #: Bytes of a file; those of our kernels have up to some hundred thousand.
 _LARGEST_FILE = 64 << 20
 _DIGEST = hashlib.sha256().digest_size
-_INCLUDE = re.compile(r"^\s*#\s*include\b", re.MULTILINE)
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b", re.MULTILINE)
 #: Variables by which compilers of drivers are set: Intel's for CPUs, Intel's for GPUs, AMD's, Mesa's.
 _COMPILER_VARIABLES = ("CL_CONFIG_", "IGC_", "AMD_OCL_", "RUSTICL_")
 

@@ -16,14 +16,14 @@ _PARAMETER = re.compile(r"(\w+)\s*=\s*([\w.+-]+(?:\s*,\s*[\w.+-]+)*)", re.ASCII)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.?[0-9]+)(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
 _ASSIGNMENT = re.compile(r"(local\s+)?(\w+)\s*=(?!=)\s*(.+)")
-_DIRECTIVE = re.compile(r"^[ \t]*//[ \t]*lab:[ \t]*(.+?)[ \t\r]*$", re.MULTILINE)
+_DIRECTIVE = re.compile(r"^[ \t]*//[ \t]*lab:([^\n]*)$", re.MULTILINE)
 #: Characters of such a line.
 _LONGEST_LINE = 10_000
 
 
 def with_directives(contract: Contract | None, source: str, path: Path) -> tuple[Contract, str]:
     """Return the contract with the lines `// lab: ...` of a file applied, and the kernel's name if they have one."""
-    kernel, lines = "", _DIRECTIVE.findall(source)
+    kernel, lines = "", [line for text in _DIRECTIVE.findall(source) if (line := text.strip(" \t\r"))]
     seen: set[str] = set()
     for line in lines:
         if len(line) > _LONGEST_LINE:
@@ -38,6 +38,8 @@ def with_directives(contract: Contract | None, source: str, path: Path) -> tuple
                 raise ConfigError(f"{path}: contract: got {name!r}, allowed are {', '.join(BY_NAME)}")
             contract = contract or BY_NAME[name]
     contract = contract or BY_NAME["clrope"]
+    arguments, local, parameters = dict(contract.arguments), dict(contract.local), dict(contract.parameters)
+    requires, options, sizes = [*contract.requires], [*contract.options], {}
     for line in lines:
         word, _, rest = line.partition(" ")
         assignment = _ASSIGNMENT.fullmatch(line)
@@ -46,25 +48,27 @@ def with_directives(contract: Contract | None, source: str, path: Path) -> tuple
         if word == "kernel" and rest:
             kernel = rest.strip()
         elif word in ("global_size", "local_size") and rest:
-            contract = replace(contract, **{word: tuple(part.strip() for part in _split(rest))})
+            sizes[word] = tuple(part.strip() for part in _split(rest))
         elif word == "requires" and rest:
-            contract = replace(
-                contract, requires=(*contract.requires, *((t, f"calls without {t}") for t in _split(rest)))
-            )
+            requires += [(test, f"calls without {test}") for test in _split(rest)]
         elif word == "tune" and (parameter := _parameter(rest)):
-            contract = replace(contract, parameters={**contract.parameters, parameter[0]: parameter[1]})
+            parameters[parameter[0]] = parameter[1]
         elif word == "options" and rest:
-            contract = replace(contract, options=(*contract.options, *_words(rest, path)))
+            options += _words(rest, path)
         elif assignment and assignment[1]:
-            contract = replace(contract, local={**contract.local, assignment[2]: assignment[3]})
+            local[assignment[2]] = assignment[3]
         elif assignment:
-            contract = replace(contract, arguments={**contract.arguments, assignment[2]: assignment[3]})
+            arguments[assignment[2]] = assignment[3]
         else:
             raise ConfigError(
                 f"{path}: got the line `// lab: {line}`, allowed are kernel, contract, global_size, local_size, "
                 "requires, options, `tune NAME = VALUE, VALUE, ...`, `local NAME = BYTES` and `NAME = EXPRESSION`"
             )
-    return contract, kernel
+    made = replace(
+        contract, arguments=arguments, local=local, parameters=parameters, requires=tuple(requires),
+        options=tuple(options), **sizes,
+    )  # fmt: skip
+    return made, kernel
 
 
 def _parameter(text: str) -> tuple[str, tuple[ParameterValue, ...]] | None:

@@ -50,7 +50,7 @@ _ANYTHING = ("void",)
 #: Storage types that OpenCL C computes with.
 _ARITHMETIC = ("f32", "f16", "f64")
 _GGML_KINDS = {"normal": "norm", "neox": "neox", "mrope": "multi", "imrope": "multi", "vision": "vision"}
-_INCLUDE = re.compile(r'^\s*#\s*include\s*"', re.MULTILINE)
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"', re.MULTILINE)
 _LARGEST_FILE = 4 << 20
 #: More would take hours on any device; integers beyond 64 bits end in errors of PyOpenCL's own.
 _MOST_WORK_ITEMS = 1 << 40

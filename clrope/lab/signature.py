@@ -12,8 +12,9 @@ from functools import lru_cache
 
 from ..errors import ConfigError
 
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)(?:[ \t]+([\w \t*]+?))?[ \t]*$", re.MULTILINE)
+# Each takes time by the length of a text, whatever it is: a comment that does not end goes up to the end.
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
+_DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)(?:[ \t]+([\w*]+(?:[ \t]+[\w*]+)*))?[ \t\r]*$", re.MULTILINE)
 _ATTRIBUTE = re.compile(r"__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)")
 _KERNEL = re.compile(r"\b(?:__kernel|kernel)\s+(?:void\s+)?(?:__kernel\s+)?(?:void\s+)?(\w+)\s*\(([^()]*)\)")
 _SPACES = {"global": "global", "__global": "global", "local": "local", "__local": "local",
@@ -58,7 +59,7 @@ def without_comments(source: str) -> str:
 
 def macros(source: str, options: Iterable[str]) -> dict[str, str]:
     """Return the object-like macros of a text and of `-D` options that stand for words, such as types."""
-    found = {name: (words or "").strip() for name, words in _DEFINE.findall(without_comments(source))}
+    found: dict[str, str] = dict(_DEFINE.findall(without_comments(source)))
     for option in options:
         if option.startswith("-D"):
             name, _, words = option[2:].partition("=")
@@ -82,8 +83,9 @@ def signatures(source: str, options: tuple[str, ...] = ()) -> tuple[KernelSignat
     known = macros(source, options)
     text = _ATTRIBUTE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), without_comments(source))
     found: dict[str, KernelSignature] = {}
+    line, counted = 1, 0
     for match in _KERNEL.finditer(text):
-        line = text.count("\n", 0, match.start()) + 1
+        line, counted = line + text.count("\n", counted, match.start()), match.start()
         inside = match[2].strip()
         listed = [] if inside in ("", "void") else inside.split(",")
         made = KernelSignature(match[1], tuple(_argument(part, known, match[1], line) for part in listed), line)

@@ -113,6 +113,13 @@ def test_signatures_are_read_without_a_compiler() -> None:
     assert one.line == 5
     assert two.arguments == ()
     assert signatures("kernel void k(T a) {}", ("-DT=half",))[0].arguments[0].type == "half"
+    (of_windows,) = signatures("#define T float\r\n#define N\r\nkernel void k(T a)\r\n{}\r\n")
+    assert of_windows.arguments[0].type == "float"
+    assert [one.line for one in signatures("\nkernel void a() {} kernel void b() {}\n\nkernel void c() {}")] == [
+        2,
+        2,
+        4,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,10 @@ def test_lines_that_add_up(directive):
     assert [test for test, _ in contract.requires][-3:] == ["a", "b", "min(c, d)"]
 
 
+def test_lines_that_say_nothing(directive):
+    assert directive("// lab:\n// lab: \t\r\n// lab:") == directive("")
+
+
 def test_a_comma_in_nested_brackets_divides_nothing(directive):
     contract, _ = directive("// lab: global_size min(a, max(b, c)), ceil_div(a, 2)")
     assert contract.global_size == ("min(a, max(b, c))", "ceil_div(a, 2)")
