@@ -12,7 +12,7 @@ _MOST_VALUES = 1 << 19
 _LEAST_BYTES = 6
 #: Digits of an integer: more are beyond float64, where msgspec before 0.22 ends in a `SystemError`.
 _MOST_DIGITS = 308
-_LONG_INTEGER = re.compile(rf"[0-9]{{{_MOST_DIGITS + 1}}}")
+_LONG_INTEGER = re.compile(rf"(?<![0-9])[0-9]{{{_MOST_DIGITS + 1}}}")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 

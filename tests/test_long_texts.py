@@ -42,7 +42,22 @@ try:
 except ConfigError as error:
     assert "characters, at most" in str(error)
 """
-SCRIPTS = {name: LOAD_KERNEL.format(kernel=KERNEL, text=text) for name, text in BEHIND_KERNEL.items()}
+#: Other readers, and longest texts for them.
+READERS = {
+    "case": "from clrope.suite.case import _TEXT\nassert not _TEXT.fullmatch('ROPE(' + ')#' * 500_000 + '\\n')",
+    "case's fields": "from clrope.suite.case import _COMMA\nassert len(_COMMA.split(',' * 500_000)) == 500_001",
+    "counts": "from clrope.lab.counters import read_counts as f\n"
+    "line = \"Instructions executed for kernel 'k':\\n1 - \"\n"
+    "f(line + 'a' + ' ' * 1_000_000 + 'b', 'k')\nf(line + 'call _Z' + '1' * 1_000_000 + 'b', 'k')",
+    "version": "from clrope.benchmark import clpeak\n"
+    "class Done:\n    stdout = '1' * 1_000_000\n"
+    "clpeak.shutil.which = lambda name: name\nclpeak.subprocess.run = lambda *_, **__: Done\n"
+    "assert clpeak.clpeak_version() is None",
+    "loader": "import pathlib, sys\nfrom clrope.device import icd\npath = pathlib.Path(sys.argv[1], 'loader')\n"
+    "path.write_bytes(b'/' * 1_000_000 + b'\\0/a/OpenCL/vendors\\0')\n"
+    "assert icd.system_directories(str(path)) == ('/a/OpenCL/vendors',)",
+}  # fmt: skip
+SCRIPTS = READERS | {name: LOAD_KERNEL.format(kernel=KERNEL, text=text) for name, text in BEHIND_KERNEL.items()}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

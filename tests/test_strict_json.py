@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from clrope.strict_json import parse_json
+from clrope.lab import contract_files
+from clrope.strict_json import _LONG_INTEGER, parse_json
 
 
 @pytest.mark.parametrize("value", [{}, [], {"a": {"b": [1, 2.5, None, True, "é"]}}, [{"a": 1}, {"a": 2}], "x", 7])
@@ -57,3 +58,9 @@ def test_integers_beyond_float64_are_refused(text):
 def test_long_integers_and_texts_of_digits():
     assert parse_json("-" + "9" * 308) == -(10**308 - 1)
     assert parse_json(json.dumps(["9" * 400, 1, -5])) == ["9" * 400, 1, -5]
+
+
+@pytest.mark.parametrize("pattern", [_LONG_INTEGER, contract_files._LONG_INTEGER])
+def test_digits_are_looked_at_once(pattern):
+    assert pattern.match("1" * 400)
+    assert not pattern.match("1" * 400, 1)  # nor from each digit again, where a text of digits is too short

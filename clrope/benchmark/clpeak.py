@@ -28,7 +28,7 @@ def clpeak_version() -> str | None:
         told = subprocess.run([program, "-v"], capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r"\d+(\.\d+)+", told)
+    found = re.search(r"(?<!\d)\d+(\.\d+)+", told)
     return found[0] if found else None
 
 

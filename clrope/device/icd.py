@@ -35,6 +35,8 @@ _RELEVANT = re.compile(
     r"(POCL|OCL|OPENCL|RUSTICL|MESA|LIBGL|NVIDIA|CUDA|ROCR|HIP|HSA|GPU|ZE|ONEAPI|SYCL|CL)_|LD_LIBRARY_PATH$|LD_PRELOAD$|"
     r"CLROPE_TEST_"
 )
+#: A path in a loader, from the first slash of its text: from every slash would take the square of a long text.
+_VENDORS = re.compile(rb"(?<![\x21-\x7e])[\x21-\x2e\x30-\x7e]*(/[\x21-\x7e]+/OpenCL/vendors)/?\0")
 #: Bytes of an `.icd` file, which has one line, and of a loader.
 _LARGEST_ICD = 64 << 10
 _LARGEST_LOADER = 64 << 20
@@ -181,7 +183,7 @@ def system_directories(loader: str) -> tuple[str, ...]:
     found: list[str] = []
     with contextlib.suppress(OSError):
         content = read_bounded(loader, _LARGEST_LOADER, pipes=False)
-        for match in re.finditer(rb"(/[\x21-\x7e]+/OpenCL/vendors)/?\0", content):
+        for match in _VENDORS.finditer(content):
             found.append(match.group(1).decode())
     return tuple(dict.fromkeys(found)) or ("/etc/OpenCL/vendors",)
 

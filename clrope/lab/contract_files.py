@@ -19,7 +19,7 @@ _LARGEST_FILE = 1 << 18
 #: Dots of a line of TOML: tomllib takes memory and time by the square of the parts of a key.
 _MOST_DOTS = 100
 #: Digits, hexadecimal ones as well, without which no integer is beyond float64.
-_LONG_INTEGER = re.compile(r"[0-9a-fA-F_]{250}")
+_LONG_INTEGER = re.compile(r"(?<![0-9a-fA-F_])[0-9a-fA-F_]{250}")
 
 #: What messages quote.
 Text = Annotated[str, msgspec.Meta(max_length=1000)]

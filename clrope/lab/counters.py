@@ -33,8 +33,8 @@ _MOST_CALLS = 2
 #: More than this much beyond the least is remarked on.
 _TOLERANCE = 1.05
 
-_LINE = re.compile(r"\s*(\d+) - (.+?)(?: \((\d+) bytes\))?\s*$")
-_CALL = re.compile(r"call _Z(\d+)(\w+)\(\)$")
+_LINE = re.compile(r"(\d{1,18}) - (.+?)(?: \((\d{1,18}) bytes\))?")
+_CALL = re.compile(r"call _Z(\d{1,18})([^\W\d]\w*)\(\)$")
 _POINTER = re.compile(r"P(?:U3AS(\d))?[VKr]*(?:U7_Atomic)?(?:Dv(\d+)_)?(Dh|[a-z])")
 _LANES = re.compile(r"(?:vloada?|vstorea?)(?:_half)?(\d*)(?:_rt[eznp])?$")
 _ONLY_LOAD, _ONLY_STORE = ("vload", "atomic_load"), ("vstore", "atomic_store", "sincos", "fract", "modf", "frexp")
@@ -174,7 +174,7 @@ def read_counts(text: str, function: str) -> Counts | None:
     made = Counts()
     instructions = 0
     for row in found[-1].splitlines():
-        match = _LINE.match(row)
+        match = _LINE.fullmatch(row.strip())
         if not match:
             continue
         number, what, size = int(match[1]), match[2], int(match[3] or 0)

@@ -26,9 +26,9 @@ VIEWS = range(7)
 VALUES = ("uniform", "wide")
 
 _OPS = {"ROPE": True, "ROPE_BACK": False}
-_TEXT = re.compile(r"\s*(\w+)\((.*)\)\s*(?:#.*)?")
-#: A comma outside brackets separates two fields.
-_COMMA = re.compile(r",(?![^\[]*\])")
+_TEXT = re.compile(r"\s*(\w+)\(([^()#\n]*)\)\s*(?:#.*)?")
+#: A comma outside brackets separates two fields. A list is short: to look further takes the square of a text of commas.
+_COMMA = re.compile(r",(?![^\[]{0,200}\])")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ TEXT = "ROPE(type=f16,ne_a=[80,32,2,1],n_dims=20,mode=2,n_ctx=512,fs=1.424500,ef
 
 def test_a_line_of_the_grid_says_what_it_says() -> None:
     case = parse_case(TEXT + " # NPU: FAIL, NMSE 0.463321724")
+    assert parse_case(TEXT + " # as on the NPU (twice)") == case
     assert case == Case("f16", (80, 32, 2, 1), 20, 2, 512, 1.4245, 0.0, 1.0, True, 0)
     assert str(case) == TEXT
     config = case.config(None)
