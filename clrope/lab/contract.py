@@ -6,10 +6,12 @@ express: a kernel without an argument for the direction rotates forward only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
+from ..errors import ConfigError
 from .expressions import Expression
 
 if TYPE_CHECKING:
@@ -19,13 +21,15 @@ if TYPE_CHECKING:
 #: A value of a tunable parameter.
 ParameterValue = int | float | str
 
+_PLACEHOLDER = re.compile(r"\{(dtype|pairing|ggml_kind)\}")
+
 
 @dataclass(frozen=True)
 class Contract:
-    """What a family of kernels expects.
+    """What a family of kernels expects. Raises `ConfigError` for a field of another type.
 
     arguments:   argument's name -> expression; a name may also be that of a meaning itself if `own_words`.
-    function:    the kernel's name, with {dtype} and {pairing} filled in; '' for the only kernel of the file.
+    function:    the kernel's name, with {dtype}, {pairing} and {ggml_kind} filled in; '' for the file's only kernel.
     global_size, local_size: expressions; local_size () leaves it to the driver.
     requires:    (expression that must be true, what to say if it is not), for each call.
     local:       __local argument's name -> expression of its bytes.
@@ -47,6 +51,75 @@ class Contract:
     own_words: bool = True
     shared_rows: bool = False
     checks_types: bool = True
+
+    def __post_init__(self) -> None:
+        for name, (fits, wanted) in _FIELDS.items():
+            if not fits(value := getattr(self, name)):
+                raise ConfigError(f"{name}: got {_short(value)}, {wanted} is needed")
+        if self.local_size and len(self.local_size) != len(self.global_size):
+            raise ConfigError(
+                f"local_size: got {len(self.local_size)} expressions, as many as of global_size "
+                f"({len(self.global_size)}) are needed, or none"
+            )
+        require_placeholders("function", self.function)
+
+    def function_name(self, **known: str) -> str:
+        """Return `function` with its placeholders filled in."""
+        return _PLACEHOLDER.sub(lambda found: known[found[1]], self.function)
+
+
+def require_placeholders(name: str, function: str) -> None:
+    """Raise `ConfigError` that names a key for a kernel's name with anything else in braces than placeholders."""
+    if set("{}") & set(_PLACEHOLDER.sub("", function)):
+        raise ConfigError(
+            f"{name}: got {function[:200]!r}, allowed in braces are {{dtype}}, {{pairing}}, {{ggml_kind}}"
+        )
+
+
+def are_texts(value: object) -> TypeGuard[Sequence[str]]:
+    """Whether a value is a tuple or list of str; a str alone would be one of characters."""
+    return isinstance(value, (tuple, list)) and all(isinstance(part, str) for part in value)
+
+
+def _are_pairs(value: object) -> bool:
+    return isinstance(value, (tuple, list)) and all(are_texts(part) and len(part) == 2 for part in value)
+
+
+def _are_named_texts(value: object) -> bool:
+    return isinstance(value, Mapping) and are_texts([*value, *value.values()])
+
+
+def _are_parameters(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str) and name.isascii() and name.isidentifier()
+        and isinstance(values, (tuple, list)) and values and all(map(_is_parameter_value, values))
+        for name, values in value.items()
+    )  # fmt: skip
+
+
+def _is_parameter_value(value: object) -> bool:
+    if isinstance(value, int):
+        return not isinstance(value, bool) and value.bit_length() <= 1024
+    return isinstance(value, (float, str))
+
+
+def _short(value: object) -> str:
+    try:
+        return repr(value)[:200]
+    except ValueError:  # Python refuses to print very long integers
+        return f"{type(value).__name__} with an integer beyond float64"
+
+
+#: What a field has to be, and how that is said.
+_FIELDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    **dict.fromkeys(("name", "summary", "function"), (lambda value: isinstance(value, str), "a str")),
+    "global_size": (lambda value: are_texts(value) and 1 <= len(value) <= 3, "a tuple of one to three str"),
+    **dict.fromkeys(("local_size", "options"), (are_texts, "a tuple of str")),
+    "requires": (_are_pairs, "a tuple of pairs (expression, what to say) of str"),
+    **dict.fromkeys(("arguments", "local"), (_are_named_texts, "a dict from str to str")),
+    "parameters": (_are_parameters, "a dict from macros' names to tuples of one or more int, float or str"),
+    **dict.fromkeys(("own_words", "shared_rows", "checks_types"), (lambda value: isinstance(value, bool), "a bool")),
+}
 
 
 #: (What a call has, names one of which a kernel has to read then, what it cannot do otherwise).

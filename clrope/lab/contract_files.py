@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import msgspec
 
 from ..bounded_read import read_bounded
-from ..errors import ConfigError
+from ..errors import ConfigError, naming_file
 from ..strict_json import parse_json
-from .contract import Contract, ParameterValue
+from .contract import Contract, ParameterValue, require_placeholders
 from .contracts import cos_sin_tables
 
 _LARGEST_FILE = 1 << 18
@@ -116,9 +116,10 @@ def contract_of_file(path: Path) -> tuple[Contract, Path | None]:
     """Return a file's contract, and the kernel file that it names, if any. Raises `ConfigError` naming file and key."""
     try:
         data = read_bounded(path, _LARGEST_FILE)
-        if path.suffix == ".toml":
-            return _of_toml(msgspec.convert(parsed_toml(data), _Toml)), None
-        return _of_kernel_tuner(msgspec.convert(parse_json(data), _KernelTuner), path)
+        with naming_file(path):
+            if path.suffix == ".toml":
+                return _of_toml(msgspec.convert(parsed_toml(data), _Toml)), None
+            return _of_kernel_tuner(msgspec.convert(parse_json(data), _KernelTuner), path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read as a contract ({error.strerror or error})") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -152,9 +153,7 @@ def _refuse_large(value: Any) -> None:
 
 
 def _of_toml(given: _Toml) -> Contract:
-    for name, values in given.parameters.items():
-        if not values:
-            raise ConfigError(f"parameters: {name} has no values")
+    require_placeholders("kernel", given.kernel)
     return Contract(
         given.name, "described by a TOML file", given.arguments, given.kernel, given.global_size,
         given.local_size, tuple((test, f"calls without {test}") for test in given.requires), given.local,
@@ -165,16 +164,17 @@ def _of_toml(given: _Toml) -> Contract:
 
 def _of_kernel_tuner(given: _KernelTuner, path: Path) -> tuple[Contract, Path | None]:
     spec = given.KernelSpecification
+    require_placeholders("KernelName", spec.KernelName)
     if spec.Language.lower() != "opencl":
-        raise ConfigError(f"{path}: Language: got {spec.Language!r}, 'OpenCL' is needed")
+        raise ConfigError(f"Language: got {spec.Language!r}, 'OpenCL' is needed")
     if spec.GlobalSizeType.upper() not in ("OPENCL", "CUDA"):
-        raise ConfigError(f"{path}: GlobalSizeType: got {spec.GlobalSizeType!r}, allowed are 'OpenCL', 'CUDA'")
+        raise ConfigError(f"GlobalSizeType: got {spec.GlobalSizeType!r}, allowed are 'OpenCL', 'CUDA'")
     space = given.ConfigurationSpace
     for kind, named in (("Arguments", spec.Arguments), ("TuningParameters", space.TuningParameters)):
         names = [item.Name for item in named if item.Name]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise ConfigError(f"{path}: {kind}: {twice!r} is there twice")
+            raise ConfigError(f"{kind}: {twice!r} is there twice")
     arguments = dict(cos_sin_tables.CONTRACT.arguments)
     for argument in spec.Arguments:
         if argument.Meaning:

@@ -8,11 +8,11 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import ConfigError
+from ..errors import ConfigError, naming_file
 from .contract import Contract, ParameterValue
 from .contracts import BY_NAME
 
-_PARAMETER = re.compile(r"(\w+)\s*=\s*([\w.+-]+(?:\s*,\s*[\w.+-]+)*)", re.ASCII)
+_PARAMETER = re.compile(r"([A-Za-z_]\w*)\s*=\s*([\w.+-]+(?:\s*,\s*[\w.+-]+)*)", re.ASCII)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.?[0-9]+)(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
 _ASSIGNMENT = re.compile(r"(local\s+)?(\w+)\s*=(?!=)\s*(.+)")
@@ -64,10 +64,11 @@ def with_directives(contract: Contract | None, source: str, path: Path) -> tuple
                 f"{path}: got the line `// lab: {line}`, allowed are kernel, contract, global_size, local_size, "
                 "requires, options, `tune NAME = VALUE, VALUE, ...`, `local NAME = BYTES` and `NAME = EXPRESSION`"
             )
-    made = replace(
-        contract, arguments=arguments, local=local, parameters=parameters, requires=tuple(requires),
-        options=tuple(options), **sizes,
-    )  # fmt: skip
+    with naming_file(path):
+        made = replace(
+            contract, arguments=arguments, local=local, parameters=parameters, requires=tuple(requires),
+            options=tuple(options), **sizes,
+        )  # fmt: skip
     return made, kernel
 
 

@@ -22,7 +22,7 @@ from ..errors import ConfigError, UnsupportedError
 from ..kernels.kernel import Kernel, Parameters, Unsupported
 from ..kernels.launch import BoundNumber, BoundRows, ConstantBytes, LaunchSpec, LocalBytes
 from ..kernels.problem import Pairing, Problem
-from .contract import Contract, ParameterValue, expression_of, not_expressible
+from .contract import Contract, ParameterValue, are_texts, expression_of, not_expressible
 from .contract_files import contract_of_file
 from .contracts import BY_NAME
 from .directives import parameter_value, with_directives
@@ -148,6 +148,9 @@ class LabFile:
         folder = str(self.path.parent.absolute())
         if _INCLUDE.search(self.source) and " " not in folder:  # drivers split options there, quoted or not
             options.append(f"-I{folder}")
+        for option in options:
+            if any(character == "\0" or "\ud800" <= character <= "\udfff" for character in option):
+                raise ConfigError(f"options: got {option[:200]!r}, a text in UTF-8 without a null character is needed")
         return tuple(options)
 
     @cached_property
@@ -186,7 +189,7 @@ class LabFile:
         found = {s.name: s for s in signatures(self.source, self.build_options(dtype, pairing))}
         if not found:
             raise ConfigError(f"kernel: {self.path} has no __kernel function")
-        wanted = self.kernel or self.contract.function.format(dtype=dtype, pairing=pairing, ggml_kind=_GGML_KINDS[mode])
+        wanted = self.kernel or self.contract.function_name(dtype=dtype, pairing=pairing, ggml_kind=_GGML_KINDS[mode])
         if wanted in found:
             return found[wanted]
         if wanted:
@@ -417,18 +420,23 @@ def load_file(
 ) -> LabFile:
     """Return a kernel file with its contract; see `load`."""
     where = path_argument("path", path)
+    if not are_texts(options):
+        raise ConfigError(f"options: got {options!r:.200}, a list or tuple of str is needed")
+    if not isinstance(kernel, str):
+        raise ConfigError(f"kernel: got {kernel!r:.200}, the name of a function is needed")
+    given: object = os.fspath(contract) if isinstance(contract, os.PathLike) else contract
     made: Contract | None = None
-    if isinstance(contract, Contract):
-        made = contract
-    elif contract is None or str(contract) in BY_NAME:
-        made = BY_NAME[str(contract)] if contract is not None else None
-    elif str(contract).endswith((".toml", ".json")):
-        made, own = contract_of_file(Path(contract))
+    if given is None or isinstance(given, Contract):
+        made = given
+    elif isinstance(given, str) and given in BY_NAME:
+        made = BY_NAME[given]
+    elif isinstance(given, str) and given.endswith((".toml", ".json")):
+        made, own = contract_of_file(Path(given))
         where = own if own is not None and where.suffix == ".json" else where
     else:
         raise ConfigError(
-            f"contract: got {str(contract)!r}, allowed are {', '.join(BY_NAME)}, a .toml file, or Kernel Tuner's "
-            ".json file"
+            f"contract: got {given!r:.200}, allowed are {', '.join(BY_NAME)}, a Contract, a .toml file, or Kernel "
+            "Tuner's .json file"
         )
     if made is None and where.suffix == ".json":
         made, own = contract_of_file(where)

@@ -13,8 +13,7 @@ from lab_kernels import GGML, POSITIONS, TABLES, changed
 
 import clrope
 from clrope import ConfigError, DeviceInfo, Rope, RopeConfig
-from clrope.lab import load
-from clrope.lab.contract import Contract
+from clrope.lab import Contract, load
 from clrope.lab.contracts import BY_NAME
 from clrope.lab.expressions import Expression
 from clrope.lab.lab_kernel import load_file
@@ -258,6 +257,82 @@ def test_a_contract_of_the_user_s(device: DeviceInfo, tmp_path: Path) -> None:
     rotates(write(tmp_path, FOREIGN), device, mine)
 
 
+#: A value for each field of a `Contract` or argument of `load` that is of another type, or that no kernel can have.
+WRONG_FIELDS: list[tuple[str, Any, str]] = [
+    ("name", 5, "name: got 5, a str is needed"),
+    ("summary", b"x", "summary: got b'x', a str is needed"),
+    ("arguments", [("x", "x")], "arguments: got [('x', 'x')], a dict from str to str is needed"),
+    ("arguments", {"x": 1}, "arguments: got {'x': 1}, a dict from str to str is needed"),
+    ("function", None, "function: got None, a str is needed"),
+    ("function", "{foo}", "function: got '{foo}', allowed in braces are {dtype}, {pairing}, {ggml_kind}"),
+    ("global_size", "64", "global_size: got '64', a tuple of one to three str is needed"),
+    ("global_size", 64, "global_size: got 64, a tuple of one to three str is needed"),
+    ("global_size", (), "global_size: got (), a tuple of one to three str is needed"),
+    ("global_size", ("1",) * 4, "global_size: got ('1', '1', '1', '1'), a tuple of one to three str is needed"),
+    ("local_size", (64,), "local_size: got (64,), a tuple of str is needed"),
+    ("local_size", ("1",), "local_size: got 1 expressions, as many as of global_size (3) are needed, or none"),
+    ("requires", ("forward",), "requires: got ('forward',), a tuple of pairs (expression, what to say) of str is"),
+    ("requires", (("forward",),), "requires: got (('forward',),), a tuple of pairs"),
+    ("local", None, "local: got None, a dict from str to str is needed"),
+    *(
+        ("parameters", wrong, f"parameters: got {wrong}, a dict from macros' names to tuples of one or more int, float")
+        for wrong in (("P",), {"P": ()}, {"P": 1}, {"P": (True,)}, {"P": (b"x",)}, {"a b": (1,)}, {5: (1,)})
+    ),
+    ("parameters", {"P": (10**5000,)}, "parameters: got dict with an integer beyond float64, a dict from"),
+    ("options", "-DX=1", "options: got '-DX=1', a tuple of str is needed"),
+    ("own_words", 1, "own_words: got 1, a bool is needed"),
+    ("shared_rows", "no", "shared_rows: got 'no', a bool is needed"),
+    ("checks_types", None, "checks_types: got None, a bool is needed"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "says"), WRONG_FIELDS)
+def test_a_contract_with_a_wrong_field(field: str, value: Any, says: str) -> None:
+    given: dict[str, Any] = {"name": "mine", "summary": "as our runtime calls it", field: value}
+    with pytest.raises(ConfigError) as raised:
+        Contract(**given)
+    assert str(raised.value).startswith(says)
+
+
+def test_lists_in_a_contract(device: DeviceInfo, tmp_path: Path) -> None:
+    sizes: Any = ["slots", "heads", "batch * tokens"]
+    rotates(write(tmp_path, TABLES), device, Contract("mine", "x", global_size=sizes, parameters={"P": (1, 2.5, "a")}))
+
+
+class BytesPath:
+    """A path of bytes."""
+
+    def __fspath__(self) -> bytes:
+        return b"x.toml"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        *(
+            ({"options": wrong}, f"options: got {wrong!r}, a list or tuple of str is needed")
+            for wrong in (5, None, "-DX=1", [5], [b"-DX"])
+        ),
+        *(
+            ({"options": [wrong]}, f"options: got {wrong!r}, a text in UTF-8 without a null character is needed")
+            for wrong in ("\udcff", "-DX\0=1")
+        ),
+        *(
+            ({"kernel": wrong}, f"kernel: got {wrong!r}, the name of a function is needed")
+            for wrong in (5, None, ["k"])
+        ),
+        *(({"contract": wrong}, f"contract: got {wrong!r}, allowed are clrope, ") for wrong in (5, b"x.toml", ["x"])),
+        ({"contract": BytesPath()}, "contract: got b'x.toml', allowed are clrope, "),
+        ({"contract": Contract("m", "s", options=("\udcff",))}, "options: got '\\udcff', a text in UTF-8"),
+        ({"contract": Contract("m", "s", parameters={"P": ("\0",)})}, "options: got '-DP=\\x00', a text in UTF-8"),
+    ],
+)
+def test_arguments_of_load_of_a_wrong_type(tmp_path: Path, given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(write(tmp_path, TABLES), **given)
+    assert str(raised.value).startswith(says)
+
+
 TOML = """\
 name = "ours"
 kernel = "turn"
@@ -299,6 +374,30 @@ def test_errors_of_a_toml_file_name_what_does_not_match(
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError, match=says.replace("(", r"\(")):
         rotates(write(tmp_path, FOREIGN), device, path)
+
+
+NAMES = ["{foo}", "{", "}", "{0}", "{dtype:999999999}", "{dtype.__class__}", "{{dtype}}", "{d{dtype}type}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (TOML + "[parameters]\nW = []", "parameters: got {'W': ()}, a dict from macros' names"),
+        (TOML.replace('["4", "1", "1"]', '["4"]'), "local_size: got 1 expressions, as many as of global_size (3)"),
+        *((TOML.replace("turn", name), f"kernel: got '{name}', allowed in braces are {{dtype}}, ") for name in NAMES),
+    ],
+)
+def test_fields_of_a_toml_file_that_no_contract_has(tmp_path: Path, text: str, says: str) -> None:
+    path = write(tmp_path, text, "ours.toml")
+    with pytest.raises(ConfigError) as raised:
+        load(write(tmp_path, FOREIGN), path)
+    assert str(raised.value).startswith(f"{path}: {says}")
+
+
+def test_placeholders_of_a_kernel_s_name(device: DeviceInfo, tmp_path: Path) -> None:
+    source = changed(FOREIGN, [("turn(", "turn_f32_neox_neox(")])
+    path = write(tmp_path, TOML.replace('"turn"', '"turn_{dtype}_{pairing}_{ggml_kind}"'), "ours.toml")
+    rotates(write(tmp_path, source), device, path)
 
 
 @pytest.mark.parametrize(
@@ -389,12 +488,13 @@ def test_a_description_by_kernel_tuner(device: DeviceInfo, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (t1(Language="CUDA"), "Language: got 'CUDA', 'OpenCL' is needed"),
+        (t1(Language="CUDA"), "turn.json: Language: got 'CUDA', 'OpenCL' is needed"),
         (t1(KernelFile=""), "names no KernelFile"),
         (t1(KernelName=3), "is no contract"),
+        (t1(KernelName="{0}"), "turn.json: KernelName: got '{0}', allowed in braces are {dtype}, {pairing}"),
         (t1(KernelFile="none.cl"), "none.cl: cannot be read as a kernel file"),
         (t1().replace('"[8, 16]"', f'"[{10**400}]"'), "a number in it has 401 digits, at most 308 are allowed"),
-        (t1().replace('"[8, 16]"', '"[]"'), "TuningParameters: block has neither Default nor Values"),
+        (t1().replace('"[8, 16]"', '"[]"'), "turn.json: TuningParameters: block has neither Default nor Values"),
         ("{}", "is no contract"),
         ("[" * 100_000, "is no contract"),
     ],

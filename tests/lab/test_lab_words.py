@@ -30,6 +30,15 @@ def directive(tmp_path):
         ("// lab: x = y\n// lab: x = xy", "two lines `// lab: ...` say 'x =', one is needed"),
         ("// lab: local x = 4\n// lab: local x = 8", "two lines `// lab: ...` say 'local x =', one is needed"),
         ("// lab: global_size 1\n// lab: global_size 2", "two lines `// lab: ...` say 'global_size', one is needed"),
+        ("// lab: tune 4 = 1", "got the line `// lab: tune 4 = 1`, allowed are kernel, contract"),
+        (
+            "// lab: global_size 1\n// lab: local_size 1, 1",
+            "local_size: got 2 expressions, as many as of global_size (1)",
+        ),
+        (
+            "// lab: global_size 1, 1, 1, 1",
+            "global_size: got ('1', '1', '1', '1'), a tuple of one to three str is needed",
+        ),
         ("// lab: tune N = ٣", "got the line `// lab: tune N = ٣`"),
         ("// lab: requires " + "(," * 5000, "a line `// lab: ...` has 10009 characters, at most 10000"),
     ],
