@@ -46,7 +46,7 @@ class LabCall:
         self.trial = RopeTrial(case, job.seed)
         function = file.signature(case.type, self.trial.config.mode).name
         if before:
-            source = f'{before}#line 1 "{file.path.name}"\n{file.source}'
+            source = before + file.numbered_source
             file = replace(file, source=source, options=(*file.options, *options), kernel=function)
         self._kernel = file.for_config(self.trial.config)
         self._device, self.queue = device, queue_for(device)

@@ -125,6 +125,12 @@ class LabFile:
             lambda kind, dtype, pairing: [{}], lambda p: name, writes_all=False, configured=self.for_config,
         )  # fmt: skip
 
+    @property
+    def numbered_source(self) -> str:
+        """The text behind a line that names the file for compilers, with _ for what no text in C can have."""
+        name = "".join(c if c.isprintable() and c not in '"\\' else "_" for c in self.path.name)
+        return f'#line 1 "{name}"\n{self.source}'
+
     # -- reading the kernel -------------------------------------------------------------------------------------------
 
     @cached_property
@@ -315,7 +321,7 @@ class LabFile:
         options = self.build_options(problem.dtype, problem.pairs.pairing or "neox")
         return LaunchSpec(
             self.path.name, signature.name, options, sizes[0], sizes[1] or None, tuple(arguments),
-            f'#line 1 "{self.path.name}"\n{self.source}', repeats,
+            self.numbered_source, repeats,
         )  # fmt: skip
 
     def _values(self, problem: Problem, config: RopeConfig, repeats: int) -> dict[str, Any]:

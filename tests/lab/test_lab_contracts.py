@@ -505,6 +505,15 @@ def test_errors_of_a_description(tmp_path: Path, text: str, says: str) -> None:
         load(write(tmp_path, text, "turn.json"))
 
 
+@pytest.mark.parametrize("name", ["a\nb.cl", 'a"b.cl', "a\\b.cl", "\udcff.cl", "é 1.cl"])
+def test_a_file_of_any_name(device: DeviceInfo, tmp_path: Path, name: str) -> None:
+    try:
+        path = write(tmp_path, TABLES, name)
+    except (OSError, UnicodeError):
+        pytest.skip("the file system has no such names")
+    rotates(path, device)
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.cl: cannot be read as a kernel file \(No such file"):
         load(tmp_path / "none.cl")
