@@ -76,9 +76,12 @@ def test_a_kept_program_is_loaded(programs: Path, kept: None, result: Result, mo
     assert result() == 8
 
 
-def test_an_included_file_is_read_again(device: clrope.DeviceInfo, programs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "line", ['  # include "number.h"', '#/* a\ncomment */include "number.h"', '/* */ #inc\\\nlude "number.h"']
+)
+def test_an_included_file_is_read_again(device: clrope.DeviceInfo, programs: Path, tmp_path: Path, line: str) -> None:
     context = cl.Context([device.cl_device])
-    source = '  # include "number.h"\n' + SOURCE
+    source = line + "\n" + SOURCE
     options = [f"-I{tmp_path}"]
     for number in (7, 8):
         (tmp_path / "number.h").write_text(f"#define NUMBER {number}\n")
