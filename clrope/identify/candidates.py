@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from typing import Any
 
 from ..angles import magnitude_of
 from ..config import RopeConfig
 from ..errors import ConfigError
 from .pairings import Pairing, plainness
+from .tokens import I64
 
 #: freq_base of published models, the most frequent first.
 KNOWN_BASES = (
@@ -40,7 +42,7 @@ def unusual(config: RopeConfig, forward: bool, offset: int, head_dim: int, given
     if given is not None:
         changed = len(changed_fields(config, given)) + (not forward) + (offset != 0)
         if changed <= 1:
-            return -10.0 + changed
+            return -10.0 + changed + 0.1 * (offset != 0)
     cost = plainness(config.n_dims or head_dim, head_dim - config.n_offs)
     if config.freq_base in KNOWN_BASES:
         cost += 0.1 * KNOWN_BASES.index(config.freq_base)
@@ -79,6 +81,33 @@ def variants_of(given: RopeConfig, head_dim: int) -> list[RopeConfig]:
         bases = [base for base in KNOWN_BASES if base != given.freq_base]
         made += [new for base in bases if (new := _changed(given, {"freq_base": base}, head_dim)) is not None]
     return list(dict.fromkeys(made))
+
+
+def same_rotations(
+    config: RopeConfig, forward: bool, offset: int, positions: I64, given: RopeConfig | None
+) -> list[tuple[RopeConfig, bool, int]]:
+    """Return conventions (config, forward, offset) that rotate tokens at these positions [axes, R] in the same way.
+
+    One pair is the same in both pairings. At a single position only its product with scale and direction shows.
+    """
+    plain = config.mode in ("normal", "neox") and config.n_dims == 2
+    modes: Any = ("neox", "normal") if plain else (config.mode,)
+    where = positions if config.uses_sections else positions[:1]
+    turns = [(config.freq_scale, forward, offset)]
+    if where.min() == where.max():
+        position = int(where.min())
+        # YaRN's scale is no factor of the angle.
+        others = () if config.ext_factor else (*KNOWN_SCALES, *(() if given is None else (given.freq_scale,)))
+        for scale in dict.fromkeys((config.freq_scale, *others)):
+            moved = Fraction(config.freq_scale / scale).limit_denominator(1 << 20) * (position + offset)
+            if moved.denominator == 1:
+                turns += [(scale, forward, int(moved) - position), (scale, not forward, -int(moved) - position)]
+    return [
+        (replace(config, mode=mode, freq_scale=scale), towards, by)
+        for mode in modes
+        for scale, towards, by in turns
+        if max(abs(by), abs(int(where.min()) + by), abs(int(where.max()) + by)) < 1 << 63
+    ]
 
 
 def variants_without(given: RopeConfig) -> list[str]:

@@ -137,21 +137,8 @@ class Search:
                 found += [self._rounded(pairing, line) for line in self._valley(pairing, near)]
                 if found and min(trial.error for trial in found) < 4 * phasors.floor + 1e-9:
                     break
-        best = _best([*found, *self._other_scales(_best(found)[:2])])
+        best = _best(found)
         return _best([*best, *self._alternatives(best[:2])])
-
-    def _other_scales(self, trials: list[Trial]) -> list[Trial]:
-        """Return trials with the same angles of tokens that all have one position: scale times position is the same."""
-        if np.ptp(self.positions):
-            return []
-        found = []
-        for trial in trials:
-            whole = trial.config.freq_scale * (self.positions[0] + trial.offset) * (1 if trial.forward else -1)
-            for scale in (*KNOWN_SCALES, *(-scale for scale in KNOWN_SCALES)):
-                offset = whole / scale - self.positions[0]
-                if offset == round(offset) and trial.config.freq_factors is None:
-                    found.append(self.trial(replace(trial.config, freq_scale=abs(scale)), scale > 0, int(offset)))
-        return found
 
     def _offset_free(self, turns: Turns) -> list[FrequencyLine]:
         """Return the few lines that explain differences of positions best; of known bases where there are none."""

@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from ..testing import limit_for
 from .angle_kinds import ANGLE_KINDS, AngleKind, error_of, limit_of
 from .base_polish import polished_base
-from .candidates import KNOWN_BASES, Trial, pairing_of, unusual, variants_of
+from .candidates import KNOWN_BASES, Trial, pairing_of, same_rotations, unusual, variants_of
 from .convention_search import Search
 from .pairings import possible_pairings, rounding
 from .tokens import TokenRows, token_rows
@@ -86,8 +86,8 @@ class Identification:
 
     hypotheses:  the conventions that were checked last, the best first; at most a few.
     best:        the convention that was used, or None: none of these.
-    equal:       hypotheses that explain the tensors as well as the best one, which is the most usual of them. With more
-                 or larger positions they could be told apart.
+    equal:       hypotheses that explain the tensors as well as the best one, which is the most usual of them; at most a
+                 few. With more or larger positions they could be told apart, but for the pairing of a single pair.
     differences: how the best one differs from the given configuration; () without one.
     agrees:      whether the best one is that of the given configuration; None without one.
     sentence:    the result in words.
@@ -157,6 +157,7 @@ def identify(
         checked = _ranked(rows, [*_checked(sample, trials, given), *checked], given)
         if any(hypothesis.fits for hypothesis in checked):
             checked = _ranked(rows, [*_polished(sample, checked), *checked], given)
+            checked = _ranked(rows, [*checked, *_same(rows, checked, given)], given)
             break
     # What is far off says nothing, but that the nearest one is far off.
     near = [h for h in checked[:_SHOWN] if h.fits or h.nmse < _FAR] or checked[:1]
@@ -220,6 +221,13 @@ def _polished(rows: TokenRows, checked: list[Hypothesis]) -> list[Hypothesis]:
             base = polished_base(rows, trial, magnitude_of(h.config))
             found.append(_again(rows, replace(h, config=replace(h.config, freq_base=base))))
     return found
+
+
+def _same(rows: TokenRows, checked: list[Hypothesis], given: RopeConfig | None) -> list[Hypothesis]:
+    """Return what rotates the tokens as the best do: of these, stages that the search has not come to hold some."""
+    fits = [h for h in checked[:_KINDS_OF] if h.fits]
+    same = [s for h in fits for s in same_rotations(h.config, h.forward, h.offset, rows.positions, given)]
+    return [_hypothesis(rows.sample(), *one) for one in dict.fromkeys(same)]
 
 
 def _again(rows: TokenRows, hypothesis: Hypothesis) -> Hypothesis:

@@ -12,6 +12,7 @@ from random_rotations import draw
 
 import clrope
 from clrope.identify import Hypothesis
+from clrope.identify.candidates import same_rotations
 from clrope.io import presets
 
 X = tuple[int, ...]
@@ -205,6 +206,76 @@ def test_equal_hypotheses_are_named(rng: np.random.Generator) -> None:
     assert found.best is not None
     assert found.equal
     assert "do not tell it from" in found.sentence
+
+
+def assert_equal_ones_rotate_alike(found: Any, before: np.ndarray, after: np.ndarray, positions: Any) -> None:
+    for h in (found.best, *found.equal):
+        made = clrope.reference.rope(before, np.asarray(positions) + h.offset, h.config, h.forward)
+        np.testing.assert_allclose(made, after, rtol=0, atol=1e-5, err_msg=str(h))
+    assert found.sentence.count(";") == max(0, len(found.equal) - 1)
+
+
+@pytest.mark.parametrize(("true", "told"), [(1, 2), (3, 6), (4, 8), (-8, 8), (8, 8), (700, 7)])
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_a_single_position_does_not_tell_scale_from_offset(
+    true: int, told: int, tokens: int, rng: np.random.Generator
+) -> None:
+    neox = clrope.RopeConfig(mode="neox")
+    before, after = rotated(neox, rng, shape=(1, tokens, 4, 64), positions=[true] * tokens)
+    for config in (None, neox):
+        found = clrope.identify(before, after, [told] * tokens, config=config)
+        assert found.best is not None
+        named = {(h.config.freq_scale, h.forward, h.offset): h for h in (found.best, *found.equal)}
+        assert (1.0, True, true - told) in named
+        assert (1.0, False, -true - told) in named
+        assert_equal_ones_rotate_alike(found, before, after, [told] * tokens)
+        if true == told:
+            assert (found.best.config.freq_scale, found.best.forward, found.best.offset) == (1.0, True, 0)
+
+
+def test_a_single_position_of_a_configuration_with_yarn(rng: np.random.Generator) -> None:
+    given = clrope.RopeConfig(mode="neox", **SCALED["yarn"])  # type: ignore[arg-type]
+    before, after = rotated(given, rng, shape=(1, 1, 4, 64), positions=[900])
+    found = clrope.identify(before, after, [900], config=given)
+    assert found.agrees
+    assert [str(h) for h in found.equal if h.config.ext_factor] == [f"{found.best}, inverse, positions -1800"]
+    assert_equal_ones_rotate_alike(found, before, after, [900])
+
+
+def test_a_single_token_with_several_positions(rng: np.random.Generator) -> None:
+    given = clrope.RopeConfig(mode="mrope", sections=(8, 12, 12))
+    for rows in ([[40], [6], [9], [0]], [[40]] * 4):
+        before, after = rotated(given, rng, shape=(1, 1, 4, 64), positions=rows)
+        found = clrope.identify(before, after, rows, config=given)
+        assert found.agrees
+        one = rows[0] == rows[1]
+        assert any(not h.forward for h in found.equal) is one
+        if not one:
+            assert_equal_ones_rotate_alike(found, before, after, rows)
+
+
+@pytest.mark.parametrize("position", [2**62, 2**63 - 1, 1 - 2**63])
+def test_conventions_of_the_largest_positions_fit_64_bits(position: int) -> None:
+    config = clrope.RopeConfig(mode="neox", n_dims=64)
+    ones = same_rotations(config, True, 0, np.array([[position]]), None)
+    assert (config, True, 0) in ones
+    assert all(abs(offset) < 2**63 and -(2**63) <= position + offset < 2**63 for _, _, offset in ones)
+
+
+@pytest.mark.parametrize("mode", ["normal", "neox"])
+@pytest.mark.parametrize("head_dim", [2, 64])
+@pytest.mark.parametrize("configured", [True, False])
+def test_one_pair_is_the_same_in_both_pairings(
+    mode: Any, head_dim: int, configured: bool, rng: np.random.Generator
+) -> None:
+    given = clrope.RopeConfig(mode=mode, n_dims=2)
+    before, after = rotated(given, rng, shape=(1, 8, 4, head_dim))
+    found = clrope.identify(before, after, config=given if configured else None)
+    assert found.best is not None
+    assert {h.config.mode for h in (found.best, *found.equal) if h.config.freq_base == 10000} == {"normal", "neox"}
+    if configured:
+        assert found.agrees
+    assert_equal_ones_rotate_alike(found, before, after, np.arange(8))
 
 
 def test_the_report_is_json_ready(rng: np.random.Generator) -> None:
