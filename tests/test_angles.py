@@ -63,6 +63,7 @@ def assert_every_bit(table: AngleTable, fields: dict[str, Any], head_dim: int, d
             turn = omega / (2 * mpmath.pi)
             fraction = turn - mpmath.floor(turn)
             assert int(table.step[i]) == int(mpmath.nint(fraction * 2**64)) % 2**64, f"pair {i}"
+            assert 0 <= table.turn128[i] < 2**128
             distance = (table.turn128[i] - int(mpmath.nint(fraction * 2**128))) % 2**128
             assert distance in (0, 1, 2**128 - 1), f"pair {i}"
             assert table.omega[i] == pytest.approx(float(omega), rel=4e-16)
@@ -119,6 +120,7 @@ def test_sections_by_hand() -> None:
     assert axes("imrope", (3, 2, 1, 0), 8) == "thwtheth"  # sector 5 is beyond w's share; wraps after 6
     assert axes("vision", (2, 2, 0, 0), 6) == "tthhtt"
     assert exponents("vision", (2, 2, 0, 0), 6) == [0, 1, 0, 1, 0, 1]
+    assert exponents("vision", (2, 1, 1, 2), 8) == [0, 1, 0, 0, 0, 1, 0, 1]
     assert exponents("vision", (3, 2, 2, 1), 10) == [0, 1, 2, 0, 1, 0, 1, 0, 0, 1]
 
 

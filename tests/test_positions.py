@@ -147,6 +147,7 @@ def test_which_forms_batches_share() -> None:
         assert position_rows(rank3, SECTIONS, batch=1, seq=3).batch_stride == 0
     assert position_rows([1, 2], NEOX, batch=2, seq=3).batch_stride == 3
     assert position_rows(np.zeros((3, 2, 5), int), SECTIONS, batch=2, seq=5).batch_stride == 5
+    assert position_rows(np.zeros((3, 300, 5), int), SECTIONS, batch=300, seq=5).count == 1500
 
 
 @pytest.mark.parametrize("config", [NEOX, SECTIONS])
@@ -235,6 +236,7 @@ def test_text_in_section_modes_is_neox(device: clrope.DeviceInfo, mode: Any, rng
             SECTIONS,
             r"positions: got shape \[5, 3\], .* \[4, 3\], \[3, 3\], \[4, 2, 3\], \[3, 2, 3\]",
         ),
+        (np.zeros((4, 0, 3), int), SECTIONS, r"positions: got shape \[4, 0, 3\]"),
         (np.zeros((4, 3, 3), int), SECTIONS, r"positions: got shape \[4, 3, 3\]"),
         (np.zeros((5, 2, 3), int), SECTIONS, r"positions: got shape \[5, 2, 3\]"),
         (np.zeros((2, 1, 3), int), SECTIONS, r"positions: got shape \[2, 1, 3\]"),
@@ -247,7 +249,7 @@ def test_text_in_section_modes_is_neox(device: clrope.DeviceInfo, mode: Any, rng
             r"positions: got 9223372036854775808, allowed are -2\*\*63 \.\.\. 2\*\*63 - 1",
         ),
         ([1, 2, 2**63], NEOX, r"positions: got 9223372036854775808, allowed are"),
-        ([-5, 70, 2**63], NEOX, r"positions: got 9223372036854775808, allowed are"),
+        ([-100, 70, 2**63], NEOX, r"positions: got 9223372036854775808, allowed are"),
         ([70, -5, -(2**63) - 1], NEOX, r"positions: got -9223372036854775809, allowed are"),
         (-(2**63) - 1, NEOX, r"positions: got -9223372036854775809, allowed are"),
         ([[1, 2, 10**30]] * 2, NEOX, rf"positions: got {10**30}, allowed are"),

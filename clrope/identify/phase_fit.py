@@ -24,6 +24,8 @@ _STEP = 0.7
 _MOST_TRIALS = 400_000
 #: Bases of a grid, at most; of longer grids than this many, cells of so many bases are looked at first.
 _LONGEST_GRID, _SHORT_GRID = 1 << 21, 2000
+#: Logarithm of a base: a grid that ends before it, for its length, would miss nearly all bases in use.
+_LEAST_END = 6.9
 _CELLS = (16, 4)
 #: The least score of a cell that is looked at, and how many pairs have to give one.
 _PROMISING, _ENOUGH_PAIRS = 0.6, 5
@@ -135,9 +137,11 @@ def best_of_grid(turns: Turns, scales: F64, log_bases: F64, kept: int = _KEPT) -
 
 
 def search_base(turns: Turns, scale: float) -> list[FrequencyLine]:
-    """Return the lines of a known scale that explain the turns best."""
+    """Return the lines of a known scale that explain the turns best; [] where the distances are too long for that."""
     first = turns.up_to(4 * abs(turns.distance[0]), 3)
     log_bases = _base_grid(scale * float(np.abs(first.distance).max()))
+    if log_bases[-1] < _LEAST_END:
+        return []
     if len(log_bases) > _SHORT_GRID:
         ratio = log_bases[1] / log_bases[0] - 1
         for cell in _CELLS:
@@ -151,9 +155,10 @@ def search_line(turns: Turns) -> list[FrequencyLine]:
     far = float(np.abs(first.distance).max())
     log_bases = np.arange(*_LOG_BASES, 0.4)
     low = np.geomspace(_SCALES[0], 1, 32)
-    scales = np.concatenate([low, np.arange(1, _SCALES[1], 0.5 * _STEP / far)])
-    if len(scales) * len(log_bases) > _MOST_TRIALS:
+    step = 0.5 * _STEP / far
+    if (len(low) + (_SCALES[1] - 1) / step) * len(log_bases) > _MOST_TRIALS:
         return []
+    scales = np.concatenate([low, np.arange(1, _SCALES[1], step)])
     return [_zoom(turns, line, "both") for line in _peaks(first, scales, log_bases)]
 
 
@@ -206,8 +211,8 @@ def _base_grid(reach: float) -> F64:
     """Return logarithms of bases so close that no pair moves by more than a step, at so many radians of pair 0."""
     low, high = _LOG_BASES
     # The pair that moves most with the base moves by reach / (e * log_base).
-    ratio = 1 + min(0.05, _STEP * np.e / max(reach, 1e-9))
-    return np.asarray(low * ratio ** np.arange(min(_LONGEST_GRID, int(np.log(high / low) / np.log(ratio)) + 1)))
+    step = np.log1p(min(0.05, _STEP * np.e / max(reach, 1e-9)))
+    return np.asarray(low * np.exp(step * np.arange(min(_LONGEST_GRID, int(np.log(high / low) / step) + 1))))
 
 
 def _promising(turns: Turns, scale: float, log_bases: F64, cell: int, half: float) -> F64:

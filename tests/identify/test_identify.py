@@ -333,3 +333,14 @@ def test_bases_of_all_presets_are_known() -> None:
 def test_refusals(before: Any, after: Any, more: dict[str, Any], message: str) -> None:
     with pytest.raises(clrope.RopeError, match=message):
         clrope.identify(before, after, **more)
+
+
+@pytest.mark.parametrize("position", [2**62, -(2**63), 2**40])
+def test_positions_too_far_to_search_bases(position: int, rng: np.random.Generator) -> None:
+    """Known bases are tried all the same; beyond 2**53 the search may miss them, too."""
+    x = rng.standard_normal((1, 1, 4, 32)).astype(np.float32)
+    y = clrope.reference.rope(x, [position], clrope.RopeConfig("neox", freq_base=31337.0)).astype(np.float32)
+    assert clrope.identify(x, y, [position]).best is None
+    y = clrope.reference.rope(x, [position], clrope.RopeConfig("normal", freq_base=5e5)).astype(np.float32)
+    found = clrope.identify(x, y, [position])
+    assert "NORMAL, freq_base 500000" in found.sentence or (found.best is None and position != 2**40)

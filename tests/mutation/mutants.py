@@ -39,7 +39,7 @@ REVIEWED = Path(__file__).with_name("reviewed.toml")
 TESTS = {
     "clrope/angles.py": ("tests/test_angles.py", "tests/test_ggml_angles.py", "tests/test_config.py"),
     "clrope/layout.py": ("tests/test_layout.py", "tests/test_refusals.py"),
-    "clrope/positions.py": ("tests/test_positions.py", "tests/test_refusals.py"),
+    "clrope/positions.py": ("tests/test_positions.py", "tests/test_failing_arrays.py"),
     "clrope/plan/chunks.py": ("tests/plan/test_chunks.py",),
     "clrope/select/choice.py": ("tests/select",),
     "clrope/select/database.py": ("tests/select",),
