@@ -446,6 +446,13 @@ def test_how_work_is_divided_does_not_mend_a_variant(cpu: clrope.DeviceInfo, cac
     assert choose(cpu, place()).compiled != safe
 
 
+@pytest.mark.parametrize("kind", [kind for kind in OUTCOMES if kind != "ok"])
+def test_only_what_is_right_and_timed_wins(kind: OutcomeKind) -> None:
+    first, second = VariantResult(OTHER, kind), VariantResult(FAST, "ok", seconds=1.0)
+    assert TuningRecord(KEY, (first, second), 4096).winner == FAST
+    assert TuningRecord(KEY, (first,), 4096).winner is None
+
+
 def test_the_first_of_equals_wins() -> None:
     def outcomes(*seconds: float | None) -> list[VariantResult]:
         widths = (1, 2, 4, 8)
