@@ -67,6 +67,7 @@ BEYOND: list[tuple[dict[str, Any], int]] = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("fields", "position"), BEYOND, ids=str)
 def test_angles_beyond_float32_are_nan(device: clrope.DeviceInfo, fields: dict[str, Any], position: int) -> None:
     """As cos and sin of an overflowed float are, in ggml and in the reference."""

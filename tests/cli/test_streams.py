@@ -83,6 +83,7 @@ def test_own_control_sequences(capsys: Any) -> None:
     assert capsys.readouterr().out == "\x1b[2K"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("words", "code"),
     [(["config", "nosuch"], 2), (["run"], 2), (["run", "nosuch.npy", "-o", "o.npy", "--mode", "neox"], 2)],
