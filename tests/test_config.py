@@ -53,7 +53,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"freq_factors": {1: 2.0}}, "freq_factors: got {1: 2.0} of type dict, a sequence of numbers is needed"),
     ({"freq_factors": bytearray(b"ab")}, "freq_factors: got bytearray(b'ab') of type bytearray, a sequence"),
     ({"mode": "mrope", "sections": frozenset([8])}, "sections: got frozenset({8}) of type frozenset, a sequence"),
-    ({"freq_base": np.timedelta64(5, "s")}, "freq_base: got np.timedelta64(5,'s') of type timedelta64, a real number"),
+    ({"freq_base": np.timedelta64(5, "s")}, "freq_base: got .* of type timedelta64, a real number"),
     ({"angles": np.array("exact")}, "angles: got array('exact', dtype='<U5'), allowed are 'exact', 'ggml'"),
     ({"angles": np.array(["exact", "ggml"])}, "angles: got array(['exact', 'ggml']"),
     ({"freq_factors": "ab"}, "freq_factors: got 'ab' of type str, a sequence of numbers is needed"),

@@ -283,7 +283,7 @@ class Search:
             left = np.sum(phasors.product * np.exp(-1j * sign * where[axes].T * table.omega), axis=0)
             turns = Turns(np.ones(1), left[None], exponents_of(phasors))
             score = scores(turns, offsets[:, None] * table.omega)[0 if sign == 1 else 1]
-            found += [self.trial(config, sign == 1, int(offsets[k])) for k in np.argsort(score)[::-1][:2]]
+            found += [self.trial(config, sign == 1, int(offsets[k])) for k in np.argsort(-score, kind="stable")[:2]]
         return found
 
     def _line_of(self, trial: Trial) -> FrequencyLine:

@@ -131,7 +131,7 @@ def best_of_grid(turns: Turns, scales: F64, log_bases: F64, kept: int = _KEPT) -
     omega = scale[:, None] * np.exp(-log_base[:, None] * turns.exponents)
     found = []
     for sign, score in zip((1, -1), scores(turns, omega), strict=True):
-        for k in np.argsort(score)[::-1][:kept]:
+        for k in np.argsort(-score, kind="stable")[:kept]:
             found.append((float(score[k]), FrequencyLine(float(log_base[k]), float(scale[k]), sign)))
     return sorted(found, key=lambda row: -row[0])[:kept]
 
