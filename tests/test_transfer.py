@@ -210,7 +210,7 @@ def test_nothing_is_read_too_early(
     assert same(running.result(SAFETY), emulate_rope(late, 7, NEOX)).all()
 
 
-def test_nothing_is_read_too_early_beside_device_arrays(
+def test_nothing_is_read_too_early_next_to_device_arrays(
     device: DeviceInfo, rng: np.random.Generator, pool: ThreadPoolExecutor
 ) -> None:
     """A run waits before it reads host memory, also where an OpenCL array comes along and nothing keeps the order."""
