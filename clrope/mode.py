@@ -33,7 +33,10 @@ def parse_mode(mode: object) -> Mode:
     if is_integer(mode):
         if int(mode) in _MODE_OF_GGML:
             return _MODE_OF_GGML[int(mode)]  # type: ignore[return-value]
-        raise ConfigError(f"mode: got {int(mode)}, allowed are {modes_text()}")
+        # Python refuses to print very long integers.
+        bits = int(mode).bit_length()
+        got = str(int(mode)) if bits < 128 else f"an integer of {bits} bits"
+        raise ConfigError(f"mode: got {got}, allowed are {modes_text()}")
     raise ConfigError(f"mode: got {mode!r} of type {type(mode).__name__}, allowed are {modes_text()}")
 
 

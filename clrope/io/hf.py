@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..mode import SECTION_MODES, Mode, parse_mode
 from .hf_models import MODELS, REFUSED, UNKNOWN, ModelKind
-from .hf_rope import MOST_DIMS, Setting, count, positive, real, rope_fields, rope_type_of
+from .hf_rope import MOST_DIMS, Setting, count, layer_name, positive, real, rope_fields, rope_type_of, same, short
 from .json_object import read_json_object
 
 #: Root keys that change RoPE in some model types; refused where the model type at hand does not read them.
@@ -39,6 +39,8 @@ def fields_from_hf(
     data = _text_part(_load(source))
     if seq_len is not None:
         seq_len = count("seq_len", seq_len)
+    if layer_type is not None:
+        layer_type = layer_name(layer_type)
     kind, chosen = _kind(data, mode)
     _refuse_unread(data, kind)
     part = _parameters(data, kind, layer_type)
@@ -108,45 +110,46 @@ def _kind(data: Mapping[str, Any], mode: str | int | None) -> tuple[ModelKind, M
     if isinstance(name, str) and name in REFUSED:
         raise ConfigError(f"model_type: {name!r} is none of the five modes, because {REFUSED[name]}")
     if kind is None:
-        what = "missing" if name is None else f"got {name!r}, whose pairing is not known here"
+        what = "missing" if name is None else f"got {short(name)}, whose pairing is not known here"
         raise ConfigError(f"model_type: {what}; give mode='neox' (rotate_half) or mode='normal' (neighbouring pairs)")
     if kind.interleave_key is not None and data.get(kind.interleave_key) is not None:
         interleaved = data[kind.interleave_key]
         if not isinstance(interleaved, bool):
-            raise ConfigError(f"{kind.interleave_key}: got {interleaved!r}, true or false is needed")
+            raise ConfigError(f"{kind.interleave_key}: got {short(interleaved)}, true or false is needed")
         return kind, "normal" if interleaved else "neox"
     return kind, kind.mode
 
 
 def _refuse_unread(data: Mapping[str, Any], kind: ModelKind) -> None:
     if not isinstance(data.get("alibi"), (bool, NoneType)):
-        raise ConfigError(f"alibi: got {data['alibi']!r}, true or false is needed")
+        raise ConfigError(f"alibi: got {short(data['alibi'])}, true or false is needed")
     if data.get("alibi"):
         raise ConfigError("alibi: true, this model uses ALiBi and no RoPE")
     read = {"" if kind.plain else kind.theta_key, kind.partial_key, kind.rotary_dim_key, kind.interleave_key}
     if kind.two_thetas is not None:
         read |= {kind.two_thetas.full_key, kind.two_thetas.sliding_key}
     for key in _SUSPECTS:
-        if data.get(key) not in (None, False) and key not in read:
-            raise ConfigError(f"{key}: not a key of model_type {data.get('model_type')!r} that is understood here")
+        value = data.get(key)
+        if value is not None and not same(value, False) and key not in read:
+            raise ConfigError(f"{key}: not a key of model_type {short(data.get('model_type'))} that is understood here")
 
 
 def _parameters(data: Mapping[str, Any], kind: ModelKind, layer_type: str | None) -> _Part:
     old, new = (_mapping(data, key) for key in ("rope_scaling", "rope_parameters"))
-    if old and new and dict(old) != dict(new):
+    if old and new and not same(dict(old), dict(new)):
         raise ConfigError("rope_scaling: differs from rope_parameters in the same file")
     path = "rope_parameters" if new or not old else "rope_scaling"
     params = new or old
     if kind.needs_params and not params:
-        raise ConfigError(f"rope_parameters: missing, model_type {data.get('model_type')!r} has no plain default")
+        raise ConfigError(f"rope_parameters: missing, model_type {short(data.get('model_type'))} has no plain default")
     if kind.plain and params:
-        raise ConfigError(f"{path}: model_type {data.get('model_type')!r} has none, its frequencies are fixed")
+        raise ConfigError(f"{path}: model_type {short(data.get('model_type'))} has none, its frequencies are fixed")
     values = [value for value in params.values() if value is not None]
     if values and all(isinstance(value, Mapping) for value in values):
         return _nested_part(params, path, kind, layer_type)
     if kind.two_thetas is not None:
         if path == "rope_parameters" and params:
-            raise ConfigError(f"rope_parameters: model_type {data.get('model_type')!r} has them per layer type")
+            raise ConfigError(f"rope_parameters: model_type {short(data.get('model_type'))} has them per layer type")
         return _two_thetas_part(params, kind, layer_type)
     types = _layer_types(data)
     if layer_type is not None and layer_type not in types:
@@ -155,7 +158,7 @@ def _parameters(data: Mapping[str, Any], kind: ModelKind, layer_type: str | None
 
 
 def _nested_part(params: Mapping[str, Any], path: str, kind: ModelKind, layer_type: str | None) -> _Part:
-    names = ", ".join(repr(name) for name in params)
+    names = ", ".join(short(name) for name in params)
     if layer_type is None:
         raise ConfigError(f"layer_type: not given, {path} has one set per layer type: {names}")
     if layer_type not in params:
@@ -196,12 +199,14 @@ def _theta(data: Mapping[str, Any], kind: ModelKind, part: _Part) -> float:
         theta = positive(f"{part.path}.rope_theta", inner)
         # Per layer type the root's value is a default only.
         if not part.nested and outer is not None and positive(part.theta_key, outer) != theta:
-            raise ConfigError(f"{part.theta_key}: {outer} at the root, {inner} in {part.path}")
+            raise ConfigError(f"{part.theta_key}: {short(outer)} at the root, {short(inner)} in {part.path}")
         return theta
     if outer is not None:
         return positive(part.theta_key, outer)
     if part.theta is None:
-        raise ConfigError(f"{part.theta_key}: missing, and model_type {data.get('model_type')!r} has no known default")
+        raise ConfigError(
+            f"{part.theta_key}: missing, and model_type {short(data.get('model_type'))} has no known default"
+        )
     return part.theta
 
 
@@ -241,12 +246,15 @@ def _per_layer_head_dim(data: Mapping[str, Any], layer_type: str) -> int | None:
     return sizes.pop() if sizes else None
 
 
-def _layer_types(data: Mapping[str, Any]) -> Sequence[Any]:
+def _layer_types(data: Mapping[str, Any]) -> Sequence[str]:
     types = data.get("layer_types")
     if types is None:
         return ()
     if not isinstance(types, (list, tuple)):
         raise ConfigError(f"layer_types: got {type(types).__name__}, a list of names is needed")
+    for i, name in enumerate(types):
+        if not isinstance(name, str):
+            raise ConfigError(f"layer_types[{i}]: got {type(name).__name__}, a name is needed")
     return types
 
 
@@ -261,17 +269,18 @@ def _rotated(data: Mapping[str, Any], kind: ModelKind, part: _Part, head_dim: in
         if dim > head_dim:
             raise ConfigError(f"{kind.rotary_dim_key}: got {dim}, at most the head's {head_dim} elements can rotate")
         return dim
-    if inner is not None and outer is not None and inner != outer and not part.nested:
-        raise ConfigError(f"{kind.partial_key}: {outer} at the root, {inner} in {part.path}")
     given = inner if inner is not None else outer
     where = f"{part.path}.partial_rotary_factor" if inner is not None else kind.partial_key
     if given is None:
         return head_dim if kind.partial is None else int(head_dim * kind.partial)
     share = real(where, given)
+    # Per layer type the root's value is a default only.
+    if inner is not None and outer is not None and not part.nested and real(kind.partial_key, outer) != share:
+        raise ConfigError(f"{kind.partial_key}: {short(outer)} at the root, {short(inner)} in {part.path}")
     if not 0.0 < share <= 1.0:
         raise ConfigError(f"{where}: got {share}, allowed is above 0, at most 1")
     if kind.partial is None and share != 1.0:
-        raise ConfigError(f"{where}: got {share}, model_type {data.get('model_type')!r} rotates the whole head")
+        raise ConfigError(f"{where}: got {share}, model_type {short(data.get('model_type'))} rotates the whole head")
     return int(head_dim * share)
 
 
@@ -281,18 +290,20 @@ def _sections(data: Mapping[str, Any], mode: Mode, part: _Part, pairs: int) -> t
     path = f"{part.path}.mrope_section"
     for key, value in flags.items():
         if value is not None and not isinstance(value, bool):
-            raise ConfigError(f"{part.path}.{key}: got {value!r}, true or false is needed")
+            raise ConfigError(f"{part.path}.{key}: got {short(value)}, true or false is needed")
     if mode not in SECTION_MODES:
         if given is not None:
-            raise ConfigError(f"{path}: model_type {data.get('model_type')!r} (mode {mode!r}) has no sections")
+            raise ConfigError(f"{path}: model_type {short(data.get('model_type'))} (mode {mode!r}) has no sections")
         if "mrope" in (part.params.get("type"), part.params.get("rope_type")) or any(flags.values()):
-            raise ConfigError(f"{part.path}: type 'mrope' in model_type {data.get('model_type')!r} (mode {mode!r})")
+            raise ConfigError(
+                f"{part.path}: type 'mrope' in model_type {short(data.get('model_type'))} (mode {mode!r})"
+            )
         return None
     for key, value in flags.items():
         if value is not None and value != (mode == "imrope"):
-            raise ConfigError(f"{part.path}.{key}: got {value!r}, the mode is {mode!r}")
+            raise ConfigError(f"{part.path}.{key}: got {short(value)}, the mode is {mode!r}")
     if isinstance(given, (str, bytes)) or not isinstance(given, (list, tuple)):
-        what = "missing" if given is None else f"got {given!r}"
+        what = "missing" if given is None else f"got {short(given)}"
         raise ConfigError(f"{path}: {what}, mode {mode!r} needs the pairs of t, h and w")
     sizes = [count(path, size) for size in given]
     if len(sizes) != 3:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from ..errors import ConfigError
+import numpy as np
+
+from ..errors import ConfigError, unreadable
 from ..integers import is_integer
 
 #: Divisor of the angle of a pair that 'proportional' leaves alone. Finite, because a divisor must be; large enough
@@ -72,9 +73,16 @@ class Setting:
 def real(name: str, value: object) -> float:
     """Return `value` as a finite float, or raise `ConfigError` naming the key."""
     number = math.nan
-    if isinstance(value, Real) and not isinstance(value, bool):
-        with contextlib.suppress(OverflowError):  # an integer beyond float64
+    # NumPy counts spans of time among the integers.
+    if isinstance(value, Real) and not isinstance(value, (bool, np.timedelta64)):
+        try:
             number = float(value)
+        except OverflowError:  # an integer beyond float64
+            pass
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise ConfigError(unreadable(name, value, error)) from error
     if not abs(number) <= MOST_REAL:
         raise ConfigError(f"{name}: got {short(value)}, a finite number is needed, at most {MOST_REAL}")
     return number
@@ -84,16 +92,21 @@ def short(value: object) -> str:
     """Return a value's repr, cut: Python refuses to print very long integers."""
     if isinstance(value, int) and abs(value) >= 10**40:
         return f"an integer of {value.bit_length()} bits"
-    return repr(value)[:200]
+    try:
+        return repr(value)[:200]
+    except MemoryError:
+        raise
+    except Exception:  # such an integer inside, or the value's own code
+        return f"a value of type {type(value).__name__}"
 
 
 def positive(name: str, value: object) -> float:
     """Return `value` as a float above 0, or raise `ConfigError` naming the key."""
     number = real(name, value)
     if number <= 0:
-        raise ConfigError(f"{name}: got {value!r}, it must be greater than 0")
+        raise ConfigError(f"{name}: got {short(value)}, it must be greater than 0")
     if number < LEAST_REAL:
-        raise ConfigError(f"{name}: got {value!r}, it must be at least {LEAST_REAL}")
+        raise ConfigError(f"{name}: got {short(value)}, it must be at least {LEAST_REAL}")
     return number
 
 
@@ -108,6 +121,23 @@ def count(name: str, value: object) -> int:
     return int(value)
 
 
+def same(a: object, b: object) -> bool:
+    """Whether two values are equal; what has no single answer (an array of several elements) is not."""
+    try:
+        return bool(a == b)
+    except MemoryError:
+        raise
+    except Exception:
+        return False
+
+
+def layer_name(value: object) -> str:
+    """Return the argument `layer_type` as a text, or raise `ConfigError`."""
+    if not isinstance(value, str):
+        raise ConfigError(f"layer_type: got {short(value)}, a name is needed")
+    return value
+
+
 def rope_type_of(params: Mapping[str, Any], path: str, *, yarn_is_longrope: bool = False) -> str:
     """Return the canonical type of one set of parameters."""
     names: list[str] = []
@@ -119,7 +149,7 @@ def rope_type_of(params: Mapping[str, Any], path: str, *, yarn_is_longrope: bool
         if yarn_is_longrope and name == "yarn":
             name = "longrope"
         if not isinstance(name, str) or name not in _KEYS:
-            raise ConfigError(f"{path}.{key}: got {given!r}, known types are {', '.join(_KEYS)}")
+            raise ConfigError(f"{path}.{key}: got {short(given)}, known types are {', '.join(_KEYS)}")
         # 'mrope' is an older name that says nothing of the scaling, so the other key may name one.
         if given != "mrope" or not names:
             names.append(name)
@@ -133,6 +163,9 @@ def rope_type_of(params: Mapping[str, Any], path: str, *, yarn_is_longrope: bool
 def rope_fields(params: Mapping[str, Any], kind: str, setting: Setting) -> dict[str, Any]:
     """Return the fields of `RopeConfig` (all but mode, n_dims and sections) for parameters of the given type."""
     given = {key: value for key, value in params.items() if value is not None}
+    for key in given:
+        if not isinstance(key, str):
+            raise ConfigError(f"{setting.path}: got the key {short(key)}, names are needed")
     for key in sorted(given):
         if key not in _KEYS[kind] | _COMMON:
             allowed = ", ".join(sorted(_KEYS[kind])) or "no keys of its own"
@@ -208,7 +241,7 @@ def _yarn(params: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
     slow = positive(f"{setting.path}.beta_slow", params.get("beta_slow", 1.0))
     truncate = params.get("truncate", True)
     if not isinstance(truncate, bool):
-        raise ConfigError(f"{setting.path}.truncate: got {truncate!r}, true or false is needed")
+        raise ConfigError(f"{setting.path}.truncate: got {short(truncate)}, true or false is needed")
     if setting.nested and not truncate:
         # transformers reads this key next to the layer types, not under one, so what was meant is not what it does.
         raise ConfigError(f"{setting.path}.truncate: false under a layer type is ignored by transformers; refused")

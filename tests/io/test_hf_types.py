@@ -1,7 +1,10 @@
 """Keys of a Hugging Face configuration whose value has another type than models have."""
 
+import contextlib
 import json
+from typing import Any
 
+import numpy as np
 import pytest
 
 from clrope import RopeConfig
@@ -82,3 +85,85 @@ def test_keys_that_are_there_twice(tmp_path):
     path.write_text(json.dumps(LLAMA)[:-1] + ', "rope_theta": 5e5}')
     with pytest.raises(ConfigError, match=r"config.json: not a JSON file \(the key 'rope_theta' is there twice\)"):
         RopeConfig.from_hf(path)
+
+
+PHI = {**LLAMA, "model_type": "phi"}
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 1024}
+#: Values of types that `json` never makes, and that have no hash, no order, or no single answer to `==`.
+STRANGE: list[Any] = [
+    *(["a"], {"a"}, {1: 2}, b"ab", bytearray(b"ab"), (), object(), complex(1), 10**400, 10**5000, float("nan")),
+    *(np.array([0.5, 0.25]), np.array(["a", "b"], dtype=object), np.array([]), np.array(0.5), np.bool_(True)),
+    *(np.timedelta64(5), np.timedelta64(5, "s"), np.timedelta64("NaT"), np.datetime64("2020")),
+]
+
+
+def describe(value: object) -> str:
+    return f"{type(value).__name__}-{repr(value)[:20] if not isinstance(value, int) else 'long'}"
+
+
+@pytest.mark.parametrize("value", STRANGE, ids=describe)
+def test_a_strange_value_is_an_error_of_the_configuration(value: Any) -> None:
+    """Whatever a key or an argument holds: a result or `ConfigError`, never another exception."""
+    nested = {"full_attention": {**YARN, "partial_rotary_factor": value, "rope_theta": 1e4}}
+    changes: list[dict[str, Any]] = [
+        *({"rope_scaling": {**YARN, key: value}} for key in (*YARN, "beta_fast", "truncate", "type", "rope_theta")),
+        *({"rope_scaling": {"rope_type": "longrope", key: value}} for key in ("short_factor", "long_factor")),
+        *({key: {**YARN, "partial_rotary_factor": value}} for key in ("rope_scaling", "rope_parameters")),
+        {"rope_scaling": {**YARN, "mrope_section": value}, "rope_parameters": {**YARN, "mrope_section": value}},
+        {"rope_scaling": {**YARN, "factor": np.ones(2)}, "rope_parameters": {**YARN, "factor": value}},
+        {"rope_scaling": {"mrope_section": value}, "model_type": "qwen2_vl"},
+        {"rope_parameters": nested, "partial_rotary_factor": value},
+        {"rotary_dim": 64, "rope_parameters": {"partial_rotary_factor": value}, "model_type": "minimax_m2"},
+        *({key: value} for key in (*LLAMA, "rope_scaling", "rope_parameters", "layer_types", "text_config", "alibi")),
+        *({key: value} for key in ("partial_rotary_factor", "rotary_pct", "rope_interleave", "per_layer_config")),
+        {"layer_types": [value, "full_attention"]},
+    ]
+    for base in (LLAMA, {**PHI, "partial_rotary_factor": 0.5}, {**GEMMA, "model_type": "gemma3_text"}, GEMMA):
+        for change in changes:
+            for layer in (None, "full_attention"):
+                with contextlib.suppress(ConfigError):
+                    RopeConfig.from_hf({**base, **change}, layer_type=layer)
+        for named in ({"layer_type": value}, {"seq_len": value}, {"mode": value}):
+            with contextlib.suppress(ConfigError):
+                RopeConfig.from_hf(base, **named)
+
+
+@pytest.mark.parametrize("value", [value for value in STRANGE if not isinstance(value, (int, float))], ids=describe)
+@pytest.mark.parametrize("base", [LLAMA, GEMMA, {"model_type": "gemma3_text", "head_dim": 128}])
+def test_a_layer_type_is_a_name(base: dict[str, Any], value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"layer_type: got .*, a name is needed") as caught:
+        RopeConfig.from_hf(base, layer_type=value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("key", [1, None, (1, 2), b"x", frozenset(), 10**5000], ids=describe)
+@pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
+def test_a_parameter_has_a_name(key: Any, place: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{place}: got the key .*, names are needed"):
+        RopeConfig.from_hf({**LLAMA, place: {key: 2, "type": "linear", "factor": 2.0}})
+
+
+@pytest.mark.parametrize("value", [np.timedelta64(5), np.timedelta64(5, "s"), np.timedelta64("NaT")])
+def test_a_span_of_time_is_no_number(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"rope_theta: got .*, a finite number is needed"):
+        RopeConfig.from_hf({**LLAMA, "rope_theta": value})
+
+
+def test_arrays_are_compared_as_wholes() -> None:
+    parts = [{**YARN, "partial_rotary_factor": np.array([0.5, 0.25])} for _ in range(2)]
+    with pytest.raises(ConfigError, match="rope_scaling: differs from rope_parameters"):
+        RopeConfig.from_hf({**LLAMA, "rope_scaling": parts[0], "rope_parameters": parts[1]})
+    with pytest.raises(ConfigError, match=r"rope_scaling.partial_rotary_factor: got array"):
+        RopeConfig.from_hf({**PHI, "partial_rotary_factor": 0.5, "rope_scaling": parts[0]})
+    with pytest.raises(ConfigError, match=r"layer_types\[1\]: got ndarray, a name is needed"):
+        RopeConfig.from_hf({**LLAMA, "layer_types": ["a", np.ones(2)]}, layer_type="a")
+
+
+class Unreadable(int):
+    def __float__(self) -> float:
+        raise ZeroDivisionError("no")
+
+
+def test_a_number_that_cannot_be_read() -> None:
+    with pytest.raises(ConfigError, match="rope_theta: Unreadable cannot be read: ZeroDivisionError: no"):
+        RopeConfig.from_hf({**LLAMA, "rope_theta": Unreadable(5)})
