@@ -173,15 +173,17 @@ def _nested_part(params: Mapping[str, Any], path: str, kind: ModelKind, layer_ty
 
 
 def _two_thetas_part(params: Mapping[str, Any], kind: ModelKind, layer_type: str | None) -> _Part:
-    """The older layout of such models: `rope_scaling` is for the full layers only."""
+    """The older layout of such models, which transformers turns into parameters per layer type."""
     assert kind.two_thetas is not None
     if layer_type not in (_FULL, _SLIDING):
         got = "not given" if layer_type is None else f"got {layer_type!r}"
         raise ConfigError(f"layer_type: {got}, this model type has {_FULL!r} and {_SLIDING!r}")
     both = kind.two_thetas
     if layer_type == _FULL:
-        return _Part(params, "rope_scaling", nested=False, theta_key=both.full_key, theta=both.full)
-    return _Part({}, _SLIDING, nested=False, theta_key=both.sliding_key, theta=both.sliding)
+        return _Part(params, "rope_scaling", nested=True, theta_key=both.full_key, theta=both.full)
+    if both.scaled_alike:
+        return _Part(params, "rope_scaling", nested=True, theta_key=both.sliding_key, theta=both.sliding)
+    return _Part({}, _SLIDING, nested=True, theta_key=both.sliding_key, theta=both.sliding)
 
 
 def _mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:

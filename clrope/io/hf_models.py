@@ -14,12 +14,16 @@ from ..mode import Mode
 
 @dataclass(frozen=True)
 class TwoThetas:
-    """Bases of a model with full and sliding layers: the root keys of the older layout and the defaults."""
+    """Bases of a model with full and sliding layers: the root keys of the older layout and the defaults.
+
+    scaled_alike: whether in the older layout `rope_scaling` is for both, not for the full layers only.
+    """
 
     full_key: str
     full: float
     sliding_key: str
     sliding: float
+    scaled_alike: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ def _each(names: str, kind: ModelKind, **changes: Any) -> dict[str, ModelKind]:
 _HALF = ModelKind("neox")  # (i, i + d/2), `rotate_half`
 _ADJACENT = ModelKind("normal")  # (2i, 2i + 1)
 _GEMMA3 = TwoThetas("rope_theta", 1000000.0, "rope_local_base_freq", 10000.0)
-_MODERNBERT = TwoThetas("global_rope_theta", 160000.0, "local_rope_theta", 10000.0)
+_MODERNBERT = TwoThetas("global_rope_theta", 160000.0, "local_rope_theta", 10000.0, scaled_alike=True)
 
 MODELS: dict[str, ModelKind] = {
     # The whole head, base 10000 unless the file says otherwise.

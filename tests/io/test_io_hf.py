@@ -167,6 +167,42 @@ def test_gemma3_older_layout() -> None:
         RopeConfig.from_hf(data)
 
 
+NESTED_YARN = {"rope_type": "yarn", "factor": 4.0}
+
+
+def layouts(params: dict[str, Any]) -> list[dict[str, Any]]:
+    """A model with full and sliding layers, with parameters per layer type and in the older layout."""
+    model = {"model_type": "olmo3", "hidden_size": 256, "num_attention_heads": 2, "max_position_embeddings": 32768}
+    nested = {"full_attention": params, "sliding_attention": {"rope_type": "default"}}
+    return [{**model, "rope_parameters": nested}, {**model, "rope_scaling": params}]
+
+
+@pytest.mark.parametrize("layout", [0, 1])
+def test_original_length_at_the_root_is_for_one_rope(layout: int) -> None:
+    """For one layer type transformers does not read it: `max_position_embeddings` is the default there."""
+    data = {**layouts(NESTED_YARN)[layout], "original_max_position_embeddings": 4096}
+    assert RopeConfig.from_hf(data, layer_type="full_attention").n_ctx_orig == 32768
+    data = {**layouts({**NESTED_YARN, "original_max_position_embeddings": 8192})[layout]}
+    without = RopeConfig.from_hf(data, layer_type="full_attention")
+    assert without.n_ctx_orig == 8192
+    data["original_max_position_embeddings"] = 4096
+    assert RopeConfig.from_hf(data, layer_type="full_attention") == without
+
+
+@pytest.mark.parametrize("layout", [0, 1])
+def test_truncate_of_a_layer_type_is_refused(layout: int) -> None:
+    with pytest.raises(ConfigError, match="truncate: false under a layer type is ignored by transformers"):
+        RopeConfig.from_hf(layouts({**NESTED_YARN, "truncate": False})[layout], layer_type="full_attention")
+
+
+def test_modernbert_s_older_layout_scales_both() -> None:
+    data = {"model_type": "modernbert", "hidden_size": 128, "num_attention_heads": 2, "local_rope_theta": 2e4}
+    data["rope_scaling"] = {"rope_type": "linear", "factor": 4.0}
+    full, sliding = (RopeConfig.from_hf(data, layer_type=f"{kind}_attention") for kind in ("full", "sliding"))
+    assert full == RopeConfig("neox", n_dims=64, freq_base=160000, freq_scale=0.25)
+    assert sliding == RopeConfig("neox", n_dims=64, freq_base=20000, freq_scale=0.25)
+
+
 def test_gemma4_full_layers_have_larger_heads() -> None:
     params = {
         "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import warnings
@@ -262,6 +263,36 @@ def test_preset(name: str) -> None:
     assert_same(RopeConfig.preset(name), inv_freq, attention, name)
     # What transformers would save as config.json today says the same.
     assert RopeConfig.from_hf(hf.to_dict(), seq_len, layer_type=layer) == RopeConfig.preset(name)
+
+
+PER_LAYER: dict[str, dict[str, Any]] = {
+    "yarn": {"rope_type": "yarn", "factor": 4.0},
+    "yarn-own-length": {"rope_type": "yarn", "factor": 4.0, **ORIGINAL},
+    "linear-own-base": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e4},
+    "llama3": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "longrope": {"rope_type": "longrope", "factor": 4.0, "short_factor": SHORT, "long_factor": SHORT},
+}
+
+
+@pytest.mark.parametrize("root", [None, 4096])
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("name", PER_LAYER)
+@pytest.mark.parametrize("model_type", ["gemma3_text", "olmo3", "modernbert"])
+def test_scaling_per_layer_type(model_type: str, name: str, older: bool, root: int | None) -> None:
+    """Parameters of layer types and the older layout, with and without an original length at the root."""
+    params = PER_LAYER[name]
+    nested = {"full_attention": params, "sliding_attention": {"rope_type": "default"}}
+    given: dict[str, Any] = {**SMALL, "layer_types": ["full_attention", "sliding_attention"], "num_hidden_layers": 2}
+    given |= {"rope_scaling": params} if older else {"rope_parameters": nested}
+    if root is not None:
+        given["original_max_position_embeddings"] = root
+    if model_type == "gemma3_text":
+        given |= _HEAD
+    module = rotary(model_type, build(model_type, **copy.deepcopy(given)))
+    for layer in nested:
+        config = RopeConfig.from_hf({"model_type": model_type, **given}, layer_type=layer)
+        want = getattr(module, f"{layer}_inv_freq"), getattr(module, f"{layer}_attention_scaling")
+        assert_same(config, *want, f"{model_type} {params}, older {older}, root {root}, layer type {layer}")
 
 
 def test_layer_type_is_needed() -> None:
