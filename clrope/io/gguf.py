@@ -70,7 +70,7 @@ def fields_from_gguf(
 
     As in llama.cpp: freq_scale is 1 / scaling.factor (1 for type 'none'); type 'yarn' sets ext_factor 1 unless
     `yarn_ext_factor` is there; with `yarn_log_multiplier` the magnitude is that of DeepSeek's mscale rule; attn_factor
-    is `scaling.attn_factor` times `yarn_attn_factor`. Raises `ConfigError` naming the key.
+    is `scaling.attn_factor`, times `yarn_attn_factor` only where ext_factor is 0. Raises `ConfigError` naming the key.
     """
     file = _read(Path(path))
     for key in sorted(file.keys):
@@ -205,13 +205,13 @@ def _scaling(file: _File) -> dict[str, Any]:
     kind = _scaling_type(file)
     factor = 1.0 if kind == "none" else _factor(file) or 1.0
     attention = real(file.path("scaling.attn_factor"), _or(file.rope("scaling.attn_factor"), 1.0))
-    attention *= real(file.path("scaling.yarn_attn_factor"), _or(file.rope("scaling.yarn_attn_factor"), 1.0))
     ext = real(file.path("scaling.yarn_ext_factor"), _or(file.rope("scaling.yarn_ext_factor"), -1.0))
     if ext < 0:  # not set
         ext = 1.0 if kind == "yarn" else 0.0
-    fields: dict[str, Any] = {"freq_scale": 1.0 / factor, "ext_factor": ext, "attn_factor": attention}
+    fields: dict[str, Any] = {"freq_scale": 1.0 / factor, "ext_factor": ext}
     if ext == 0:
-        return fields
+        own = real(file.path("scaling.yarn_attn_factor"), _or(file.rope("scaling.yarn_attn_factor"), 1.0))
+        return fields | {"attn_factor": attention * own}
     for key in ("beta_fast", "beta_slow"):
         value = file.rope(f"scaling.yarn_{key}")
         if value is not None:
@@ -223,6 +223,7 @@ def _scaling(file: _File) -> dict[str, Any]:
         if original is None:
             raise ConfigError(f"{file.path('scaling.original_context_length')}: missing, scaling type 'yarn' needs it")
     fields["n_ctx_orig"] = count(key, original)
+    # With YaRN on, llama.cpp computes the magnitude; converters write that of the model into `yarn_attn_factor`.
     fields["attn_factor"] = attention * _log_multiplier_ratio(file, factor)
     return fields
 

@@ -162,9 +162,35 @@ def test_yarn_s_own_keys(file: Path) -> None:
     }
     write(file, "qwen2", keys)
     config = RopeConfig.from_gguf(file)
-    assert (config.ext_factor, config.attn_factor, config.beta_fast, config.beta_slow) == (0.5, 3.0, 16.0, 2.0)
+    assert (config.ext_factor, config.attn_factor, config.beta_fast, config.beta_slow) == (0.5, 1.5, 16.0, 2.0)
     write(file, "qwen2", {**YARN, "rope.scaling.yarn_ext_factor": 0.0})
     assert RopeConfig.from_gguf(file) == RopeConfig("neox", n_dims=128, freq_base=1e6, freq_scale=0.25)
+
+
+@pytest.mark.parametrize(
+    ("keys", "factor"),
+    [
+        ({}, 1.0),
+        ({"rope.scaling.attn_factor": 1.5}, 1.5),
+        ({"rope.scaling.yarn_ext_factor": 0.0}, 2.0),
+        ({"rope.scaling.yarn_ext_factor": 0.0, "rope.scaling.attn_factor": 1.5}, 3.0),
+        ({"rope.scaling.type": "linear", "rope.scaling.attn_factor": 1.5}, 3.0),
+    ],
+)
+def test_yarn_s_own_magnitude_counts_without_yarn(file: Path, keys: dict[str, Any], factor: float) -> None:
+    write(file, "qwen2", {**YARN, "rope.scaling.yarn_attn_factor": 2.0, **keys})
+    assert RopeConfig.from_gguf(file).attn_factor == factor
+
+
+def test_converted_yarn_has_the_magnitude_of_its_config(file: Path) -> None:
+    """The converter writes the whole `attention_factor` of config.json; it must not be multiplied in again."""
+    attention = 0.1 * math.log(4) + 1
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    model = {"model_type": "qwen2", "hidden_size": 512, "num_attention_heads": 4, "rope_theta": 1e6}
+    want = RopeConfig.from_hf({**model, "rope_scaling": {**scaling, "attention_factor": attention}})
+    write(file, "qwen2", {**YARN, "rope.scaling.yarn_attn_factor": attention})
+    assert RopeConfig.from_gguf(file) == want
+    assert magnitude(want) == pytest.approx(attention)
 
 
 @pytest.mark.parametrize(
