@@ -276,7 +276,8 @@ class RopeConfig:
 
         mode:       the pairing, overriding what is known of the architecture; needed where nothing is known.
         seq_len:    context length that will be run; needed by files with long and short factors (Phi-3, MiniCPM).
-        layer_type: 'full_attention' or 'sliding_attention'; needed where the two have different RoPE (Gemma 3).
+        layer_type: 'full_attention' or 'sliding_attention'; needed where the two have different RoPE (Gemma 3,
+                    OLMo 3).
         """
         with naming_file(path_argument("path", path)):
             return cls(**gguf.fields_from_gguf(path, mode=mode, seq_len=seq_len, layer_type=layer_type))

@@ -23,10 +23,11 @@ from .gguf_models import (
     LOG_MULTIPLIER_AS_IT_IS,
     LOG_MULTIPLIER_IS_A_TENTH,
     NO_ROPE,
+    SCALED_SLIDING,
     SECTIONS_DECIDE,
-    SLIDING_BASE,
+    UNSCALED_SLIDING,
 )
-from .hf_rope import count, positive, real
+from .hf_rope import count, layer_name, positive, real
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _UNDERSTOOD = frozenset(
@@ -40,7 +41,10 @@ _NUMBERS = (
     *(f"scaling.yarn_{key}" for key in ("ext_factor", "attn_factor", "beta_fast", "beta_slow", "log_multiplier")),
 )
 #: Keys of an architecture that are read besides those of RoPE.
-_OTHERS = ("attention.key_length", "attention.head_count", "embedding_length", "context_length")
+_OTHERS = (
+    *("attention.key_length", "attention.head_count", "attention.sliding_window"),
+    *("embedding_length", "context_length"),
+)
 _TENSORS = {"rope_freqs.weight": "freqs", "rope_factors_long.weight": "long", "rope_factors_short.weight": "short"}
 
 
@@ -86,7 +90,7 @@ def fields_from_gguf(
     sliding = _is_sliding(file, layer_type)
     n_dims = _n_dims(file, sliding)
     fields: dict[str, Any] = {"freq_base": _freq_base(file, sliding)}
-    if not (sliding and file.arch in SLIDING_BASE):
+    if not (sliding and file.arch in UNSCALED_SLIDING):
         fields |= _scaling(file)
         fields["freq_factors"] = _freq_factors(file, seq_len, n_dims // 2)
     if chosen not in SECTION_MODES and sections is not None:
@@ -134,21 +138,33 @@ def _sections(file: _File) -> tuple[int, int, int, int] | None:
 
 
 def _is_sliding(file: _File, layer_type: str | None) -> bool:
-    if layer_type not in (None, _FULL, _SLIDING):
+    """Whether the layers asked for have a RoPE other than the full ones."""
+    if layer_type is not None and layer_name(layer_type) not in (_FULL, _SLIDING):
         raise ConfigError(f"layer_type: got {layer_type!r}, allowed are {_FULL!r}, {_SLIDING!r}")
+    own_base = UNSCALED_SLIDING.get(file.arch)
+    unscaled = own_base is not None or (file.arch in UNSCALED_SLIDING and _has_window(file))
     own = (file.rope("freq_base_swa"), file.rope("dimension_count_swa"))
     same = (file.rope("freq_base"), file.rope("dimension_count"))
-    if file.arch not in SLIDING_BASE and all(a is None or a == b for a, b in zip(own, same, strict=True)):
-        return False
-    if layer_type is None:
+    differ = own_base is not None or any(a is not None and a != b for a, b in zip(own, same, strict=True))
+    if layer_type is None and (differ or (unscaled and _is_scaled(file))):
         raise ConfigError(f"layer_type: not given, this file's {_FULL!r} and {_SLIDING!r} layers differ in RoPE")
-    if layer_type == _SLIDING and file.arch not in SLIDING_BASE:
-        scaled = (_factor(file) or 1.0) != 1.0 or _scaling_type(file) == "yarn" or file.tensors
-        if scaled:
-            raise ConfigError(
-                f"layer_type: it is not known whether the sliding layers of architecture {file.arch!r} are scaled too"
-            )
-    return layer_type == _SLIDING
+    if layer_type != _SLIDING or not (differ or _has_window(file)):
+        return False
+    if not unscaled and file.arch not in SCALED_SLIDING and (_is_scaled(file) or (_factor(file) or 1.0) != 1.0):
+        raise ConfigError(
+            f"layer_type: it is not known whether the sliding layers of architecture {file.arch!r} are scaled too"
+        )
+    return True
+
+
+def _has_window(file: _File) -> bool:
+    window = file.keys.get(f"{file.arch}.attention.sliding_window")
+    return any(window) if isinstance(window, list) else bool(window)
+
+
+def _is_scaled(file: _File) -> bool:
+    """Whether the full layers have another RoPE than that of their base alone."""
+    return bool(file.tensors) or _scaling(file) != {"freq_scale": 1.0, "ext_factor": 0.0, "attn_factor": 1.0}
 
 
 def _n_dims(file: _File, sliding: bool) -> int:
@@ -177,7 +193,9 @@ def _freq_base(file: _File, sliding: bool) -> float:
     if not sliding:
         return full
     own = file.rope("freq_base_swa")
-    return SLIDING_BASE.get(file.arch, full) if own is None else positive(file.path("freq_base_swa"), own)
+    if own is None:
+        return UNSCALED_SLIDING.get(file.arch) or full
+    return positive(file.path("freq_base_swa"), own)
 
 
 def _factor(file: _File) -> float | None:

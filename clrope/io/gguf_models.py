@@ -37,14 +37,17 @@ NO_ROPE = frozenset(
     | {"kimi-linear"}
 )
 
-#: Architectures whose sliding-window layers have a base of their own and no scaling; the value is the base where the
-#: file has no `freq_base_swa`.
-SLIDING_BASE: dict[str, float] = {
+#: Architectures whose sliding-window layers have neither scaling nor factors; the value is the base of these layers
+#: where the file has no `freq_base_swa`, None for the base of the full layers.
+UNSCALED_SLIDING: dict[str, float | None] = {
     "gemma3": 10000.0,
     "gemma3n": 10000.0,
     "gemma-embedding": 10000.0,
     "gemma4": 10000.0,
+    "olmo2": None,  # OLMo 3
 }
+#: Architectures whose sliding-window layers are scaled as the full ones. In EXAONE only the sliding ones have RoPE.
+SCALED_SLIDING = frozenset({"gpt-oss", "phi3", "exaone4", "exaone-moe"})
 
 #: Converters of this line of models write a tenth of mscale_all_dim into `yarn_log_multiplier`; llama.cpp undoes it.
 LOG_MULTIPLIER_IS_A_TENTH = frozenset({"deepseek2", "deepseek2-ocr", "deepseek32", "glm-dsa", "mistral4"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from plain_rope import magnitude
 
 from clrope.config import RopeConfig
 from clrope.errors import ConfigError
-from clrope.io.gguf_models import ARCHITECTURES, NO_ROPE
+from clrope.io.gguf_models import ARCHITECTURES, NO_ROPE, SCALED_SLIDING, UNSCALED_SLIDING
 
 gguf = pytest.importorskip("gguf")
 
@@ -254,9 +255,97 @@ def test_sliding_layers_of_another_architecture(file: Path) -> None:
     assert RopeConfig.from_gguf(file) == RopeConfig("neox", n_dims=64, freq_base=150000)
     write(file, "gpt-oss", {**keys, "rope.freq_base_swa": 10000.0})
     assert RopeConfig.from_gguf(file, layer_type="sliding_attention").freq_base == 10000
-    write(file, "gpt-oss", {**keys, "rope.freq_base_swa": 10000.0, "rope.scaling.factor": 2.0})
-    with pytest.raises(ConfigError, match="not known whether the sliding layers of architecture 'gpt-oss' are scaled"):
+    write(file, "mimo2", {**keys, "rope.freq_base_swa": 10000.0, "rope.scaling.factor": 2.0})
+    with pytest.raises(ConfigError, match="not known whether the sliding layers of architecture 'mimo2' are scaled"):
         RopeConfig.from_gguf(file, layer_type="sliding_attention")
+
+
+OLMO3: dict[str, Any] = {**YARN, "attention.sliding_window": 1024}
+
+
+def test_sliding_layers_of_olmo3_have_no_scaling(file: Path) -> None:
+    write(file, "olmo2", {**OLMO3, "rope.scaling.attn_factor": 1.5})
+    full = RopeConfig.from_gguf(file, layer_type="full_attention")
+    assert (full.ext_factor, full.freq_scale, full.attn_factor, full.n_ctx_orig) == (1.0, 0.25, 1.5, 32768)
+    plain = RopeConfig("neox", n_dims=128, freq_base=1e6)
+    assert RopeConfig.from_gguf(file, layer_type="sliding_attention") == plain
+    with pytest.raises(ConfigError, match="layer_type: not given, this file's 'full_attention'"):
+        RopeConfig.from_gguf(file)
+    write(file, "olmo2", {**OLMO3, "rope.freq_base_swa": 20000.0})
+    assert RopeConfig.from_gguf(file, layer_type="sliding_attention").freq_base == 20000
+
+
+def test_olmo3_agrees_with_its_config(file: Path) -> None:
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    model = {"model_type": "olmo3", "hidden_size": 512, "num_attention_heads": 4, "rope_theta": 1e6}
+    write(file, "olmo2", {**OLMO3, "rope.scaling.yarn_attn_factor": 0.1 * math.log(4) + 1})
+    for layer in ("full_attention", "sliding_attention"):
+        want = RopeConfig.from_hf({**model, "rope_scaling": scaling}, layer_type=layer)
+        assert RopeConfig.from_gguf(file, layer_type=layer) == want
+
+
+@pytest.mark.parametrize(
+    ("keys", "scaled"),
+    [
+        (YARN, True),  # OLMo 2
+        ({**YARN, "attention.sliding_window": 0}, True),
+        ({"attention.sliding_window": 1024, "rope.freq_base": 1e6}, False),
+        ({**OLMO3, "rope.scaling.type": "none"}, False),
+        ({**OLMO3, "rope.scaling.type": "linear", "rope.scaling.factor": 1.0}, False),
+    ],
+)
+def test_olmo_with_the_same_rope_in_all_layers(file: Path, keys: dict[str, Any], scaled: bool) -> None:
+    write(file, "olmo2", keys)
+    config = RopeConfig.from_gguf(file)
+    assert (config.freq_scale != 1.0) == scaled
+    for layer in ("full_attention", "sliding_attention"):
+        assert RopeConfig.from_gguf(file, layer_type=layer) == config
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [YARN, {"rope.scaling.factor": 2.0}, {"rope.scaling.attn_factor": 1.5}, {"rope.scaling.yarn_attn_factor": 1.5}],
+)
+@pytest.mark.parametrize("window", [1024, [0, 1024, 0]])
+def test_scaled_sliding_layers_that_nothing_is_known_of(file: Path, scaling: dict[str, Any], window: Any) -> None:
+    write(file, "mimo2", {**scaling, "attention.sliding_window": window})
+    full = RopeConfig.from_gguf(file, layer_type="full_attention")
+    assert RopeConfig.from_gguf(file) == full
+    with pytest.raises(ConfigError, match="not known whether the sliding layers of architecture 'mimo2' are scaled"):
+        RopeConfig.from_gguf(file, layer_type="sliding_attention")
+    write(file, "mimo2", scaling)
+    assert RopeConfig.from_gguf(file, layer_type="sliding_attention") == full
+    write(file, "mimo2", {"attention.sliding_window": window})
+    assert RopeConfig.from_gguf(file, layer_type="sliding_attention") == RopeConfig.from_gguf(file)
+
+
+def test_factors_of_sliding_layers_that_nothing_is_known_of(file: Path) -> None:
+    factors = {"rope_freqs.weight": np.full(64, 2, np.float32)}
+    write(file, "mimo2", {"attention.sliding_window": 1024}, factors)
+    assert RopeConfig.from_gguf(file).freq_factors == (2.0,) * 64
+    with pytest.raises(ConfigError, match="not known whether the sliding layers of architecture 'mimo2' are scaled"):
+        RopeConfig.from_gguf(file, layer_type="sliding_attention")
+
+
+@pytest.mark.parametrize("arch", sorted(SCALED_SLIDING))
+def test_sliding_layers_that_are_scaled_too(file: Path, arch: str) -> None:
+    write(file, arch, OLMO3)
+    config = RopeConfig.from_gguf(file)
+    assert config.ext_factor == 1
+    assert RopeConfig.from_gguf(file, layer_type="sliding_attention") == config
+
+
+def test_scaled_sliding_layers_with_their_own_base(file: Path) -> None:
+    write(file, "gpt-oss", {**OLMO3, "rope.freq_base_swa": 20000.0})
+    full = RopeConfig.from_gguf(file, layer_type="full_attention")
+    assert RopeConfig.from_gguf(file, layer_type="sliding_attention") == replace(full, freq_base=20000)
+
+
+@pytest.mark.parametrize("value", [["full_attention"], {"a"}, np.array(["a", "b"]), b"full_attention", 5])
+def test_a_layer_type_is_a_name(file: Path, value: Any) -> None:
+    write(file, "llama", {})
+    with pytest.raises(ConfigError, match=r"layer_type: got .*, a name is needed"):
+        RopeConfig.from_gguf(file, layer_type=value)
 
 
 @pytest.mark.parametrize(
@@ -297,5 +386,7 @@ def test_unreadable_files(file: Path) -> None:
 
 def test_table_covers_the_package_s_architectures() -> None:
     assert not set(ARCHITECTURES) & NO_ROPE
+    assert not set(UNSCALED_SLIDING) & SCALED_SLIDING
+    assert set(UNSCALED_SLIDING) | SCALED_SLIDING <= set(ARCHITECTURES)
     # Later versions of the package will name more; those are refused until someone says how they pair.
     assert len(set(gguf.MODEL_ARCH_NAMES.values()) & (set(ARCHITECTURES) | NO_ROPE)) >= 50
