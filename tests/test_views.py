@@ -12,6 +12,7 @@ from helpers import POISON, Case, View, bits, run, same, touched
 import clrope
 from clrope import RopeConfig
 from clrope.emulation import emulate_rope
+from clrope.kernels.variant import Variant
 
 VIEWS = {
     "offset": View(before=3),
@@ -110,3 +111,22 @@ def test_a_view_of_a_large_parent_copies_only_itself(device: clrope.DeviceInfo, 
     assert same(x, want).all()
     outside = bits(parent.ravel())[~touched(parent.ravel(), x)]
     assert (outside == 0x5A5A5A5A).all()
+
+
+@pytest.mark.parametrize("gap", [0, 8])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_one_token_and_head_of_each_batch(
+    device: clrope.DeviceInfo, gap: int, backwards: bool, rng: np.random.Generator
+) -> None:
+    """Batches at one position are launched as heads, which staged stores write as if nothing were between them."""
+    config = RopeConfig("neox", 64)
+    variant = Variant("rows", width=8, access="clang", prepared=True, store="staged")
+    op = clrope.Rope(config, device, variant=variant if device.kind == "cpu" else None)
+    for batches in (2, 5, 33):
+        memory = np.full((batches + 2, 1, 1, 64 + gap), np.nan, np.float32)
+        out = memory[1:-1, :, :, :64][:: -1 if backwards else 1]
+        x = rng.standard_normal(out.shape).astype(np.float32)
+        op(x, 7, out=out)
+        np.testing.assert_array_equal(out, emulate_rope(x, 7, config))
+        out[...] = np.nan
+        assert np.isnan(memory).all(), "something outside the output was written"

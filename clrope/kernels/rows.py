@@ -191,7 +191,8 @@ def _unprepared(problem: Problem, p: Parameters) -> Unsupported | None:
 
 def _unstaged(problem: Problem) -> Unsupported | None:
     head_dim = problem.shape[3]
-    if problem.shape[2] > 1 and problem.y_strides[2] != head_dim:
+    launched, _ = _one_batch(problem, None)  # batches that become heads have to be contiguous, too
+    if launched.shape[2] > 1 and launched.y_strides[2] != head_dim:
         return Unsupported(RowsReason.HEADS_APART)
     if problem.itemsize * head_dim > MOST_STAGED:
         return Unsupported(RowsReason.LONG_HEAD, {"head_dim": head_dim, "most": MOST_STAGED})

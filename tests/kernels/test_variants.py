@@ -94,6 +94,12 @@ def test_heads_gather_where_they_lie_behind_each_other() -> None:
     one = apart(place())
     one = replace(one, shape=(1, 4, 1, 128))
     assert not reasons(staged, one), "a single head has nothing behind it"
+    # A decode step: each batch is one token with one head, all at the same position. They are launched as heads.
+    batches = replace(apart(one), shape=(5, 1, 1, 128), row_stride=0)
+    for gap in (0, 8, -256):
+        strides = (128 + gap, 128, 128 + gap, 1)
+        padded = replace(batches, x_strides=strides, y_strides=strides)
+        assert bool(reasons(staged, padded)) is bool(gap)
 
 
 def test_the_rest_must_be_aligned_too_unless_it_is_not_copied() -> None:
