@@ -46,6 +46,7 @@ OPERATIONS_KEPT = 256
 CONSTANTS_KEPT = 256
 QUEUES_KEPT = 8
 ARRAY_QUEUES_KEPT = 32
+COPIES_KEPT = 16
 FOREIGN_RUNTIMES_KEPT = 8
 
 
@@ -65,6 +66,13 @@ class QueueState:
             warnings.simplefilter("ignore", UserWarning)
             self.results = pyopencl.tools.MemoryPool(pyopencl.tools.DeferredAllocator(queue.context))
         self._largest = int(queue.device.max_mem_alloc_size)
+
+    def unordered(self, arrays: Sequence[Any]) -> list[Any]:
+        """Return the OpenCL arrays whose own queue does not keep later commands behind those on this queue."""
+        queue = self.queue
+        if not self.in_order:
+            return list(arrays)
+        return [array for array in arrays if array.queue is not queue and array.queue != queue]
 
     def rounded(self, nbytes: int) -> int:
         """Return the bytes that the pool would take for a result; 0 if the device does not give so much."""
@@ -369,6 +377,17 @@ class Registry:
         #: Host memory that commands use which have begun and not yet ended, by its identity. What an exception
         #: interrupts stays here until the queue has been waited for, for good if that fails: none is freed in use.
         self.busy: dict[int, Any] = {}
+        #: Events of copies from host memory: PyOpenCL waits for one that is dropped, and holds Python up meanwhile.
+        self.copies: list[Any] = []
+        self._most_copies = COPIES_KEPT
+
+    def hold(self, copy: Any) -> None:
+        """Keep the event of a copy from host memory until it has ended."""
+        with self.lock:
+            self.copies.append(copy)
+            if len(self.copies) > self._most_copies:
+                self.copies = [event for event in self.copies if _under_way(event)]
+                self._most_copies = max(COPIES_KEPT, 2 * len(self.copies))
 
     def of_device(self, info: DeviceInfo) -> Runtime:
         """Return the runtime of a device in the package's own context for it."""
@@ -488,6 +507,16 @@ def _complete(event: Any) -> bool:
         return bool(event.command_execution_status == cl.command_execution_status.COMPLETE)
     except cl.Error:
         return False
+
+
+def _under_way(event: Any) -> bool:
+    """Whether an event's command has neither ended nor failed, or the driver does not say."""
+    import pyopencl as cl
+
+    try:
+        return bool(event.command_execution_status > cl.command_execution_status.COMPLETE)
+    except cl.Error:
+        return True
 
 
 def pending(events: Sequence[Any]) -> list[Any]:

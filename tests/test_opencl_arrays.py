@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +22,8 @@ from clrope.layout import DTYPES
 from clrope.reference import pair_indices
 
 NEOX = RopeConfig("neox", 12)
+#: Seconds after which a process counts as hanging.
+HANGING = 600
 
 
 @pytest.fixture
@@ -103,6 +109,42 @@ def test_nothing_waits(queue: cl.CommandQueue, rng: np.random.Generator, monkeyp
     assert same(to_host(in_place), emulate_rope(once, positions, NEOX)).all()
 
 
+HELD_BACK = """
+import sys
+import numpy as np, pyopencl as cl, pyopencl.array as cla
+import clrope
+from clrope.emulation import emulate_rope
+
+config = clrope.RopeConfig("neox", 16)
+context = cl.Context([clrope.device(sys.argv[1]).cl_device])
+queue = cl.CommandQueue(context)
+x = np.random.default_rng(int(sys.argv[2])).standard_normal((1, 4, 2, 16)).astype(np.float32)
+op, array = clrope.Rope(config, queue), cla.to_device(queue, x)
+places = [[3, 1, 2, n] for n in range(40)]
+op(array, places[0])
+plan = op.plan(array, places[0])
+queue.finish()
+gate = cl.UserEvent(context)
+got = [op(array, p, wait_for=[gate] if p is places[0] else None) for p in places]
+for p in places[1:4]:
+    plan.run(positions=p)
+del op, plan
+gate.set_status(0)
+queue.finish()
+assert all(np.array_equal(y.get(), emulate_rope(x, p, config)) for y, p in zip(got, places))
+"""
+
+
+def test_positions_behind_a_launch_that_is_held_back(device: clrope.DeviceInfo, seed: int) -> None:
+    """PyOpenCL waits for a copy whose event is dropped, and no other thread can run then: in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", HELD_BACK, device.index, str(seed)],
+        env={**os.environ, "PYTHONPATH": str(Path(clrope.__file__).parent.parent)},
+        capture_output=True, text=True, timeout=HANGING, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
 def test_events_of_the_input_are_waited_for(queue: cl.CommandQueue, rng: np.random.Generator) -> None:
     other = cl.CommandQueue(queue.context, queue.device)
     x = host(rng)
@@ -177,6 +219,66 @@ def test_what_is_read_out_of_order_is_written_later(
         want = emulate_rotation(x, *rows, pair_indices(NEOX), True)
     assert same(to_host(got), want).all()
     assert same(to_host(array), emulate_rope(x, 9, NEOX)).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_another_queue_reads_is_written_later(
+    queue: cl.CommandQueue, way: str, rng: np.random.Generator
+) -> None:
+    """An array's own queue does not know of launches on another one that read it; its events do."""
+    other = cl.CommandQueue(queue.context, queue.device)
+    x, pairs = host(rng), NEOX.n_pairs(None)
+    tables = [host(rng, shape=(x.shape[1], pairs)) for _ in range(2)]
+    array, (cos, sin) = to_device(queue, x), (to_device(queue, table) for table in tables)
+    rotate = rotations(other, to_device(other, x) if way == "tables" else array, cos, sin)[way]
+    read = cos if way == "tables" else array
+    for a in (array, cos, sin):
+        a.finish()
+    gate = cl.UserEvent(queue.context)
+    read.events.append(gate)
+    try:
+        got = rotate()
+        assert got.queue == other
+        assert read.events != [gate]
+        if way == "tables":
+            zeros = np.zeros_like(tables[0])
+            options = {"dst_offset": cos.offset, "is_blocking": False, "wait_for": cos.events}
+            written = cl.enqueue_copy(queue, cos.base_data, zeros, **options)
+        else:
+            clrope.rope(array, 9, NEOX, out=array)
+        queue.flush()
+    finally:
+        gate.set_status(cl.command_execution_status.COMPLETE)
+    other.finish()
+    queue.finish()
+    want = emulate_rope(x, 5, NEOX)
+    if way == "tables":
+        written.wait()
+        rows = [np.broadcast_to(table, (2, *table.shape)) for table in tables]
+        want = emulate_rotation(x, *rows, pair_indices(NEOX), True)
+    else:
+        assert same(to_host(array), emulate_rope(x, 9, NEOX)).all()
+    assert same(to_host(got), want).all()
+
+
+def test_arrays_of_two_queues(queue: cl.CommandQueue, rng: np.random.Generator) -> None:
+    """One launch on the first one's queue: the results are on it, and the other input carries its event."""
+    other = cl.CommandQueue(queue.context, queue.device)
+    x = host(rng)
+    q, k = to_device(queue, x), to_device(other, x)
+    gate = cl.UserEvent(queue.context)
+    try:
+        results = clrope.rope((q, k), 5, NEOX, wait_for=[gate])
+        assert [result.queue for result in results] == [queue, queue]
+        assert not q.events
+        assert k.events == results[1].events
+        clrope.rope(k, 9, NEOX, out=k)
+        other.flush()
+    finally:
+        gate.set_status(cl.command_execution_status.COMPLETE)
+    for result in results:
+        assert same(to_host(result), emulate_rope(x, 5, NEOX)).all()
+    assert same(to_host(k), emulate_rope(x, 9, NEOX)).all()
 
 
 @pytest.mark.parametrize("waiting", [True, False])

@@ -339,8 +339,8 @@ class ArrayAngles:
         nbytes = count * width * (8 if real == "f64" else 4)
         if host is None:
             made = make_tables(runtime, queue, spec, arguments, nbytes, waits or None)
-            if arrays and not runtime.queue_state(queue).in_order:
-                runtime.leave_events(arrays, [made.ready], waits)
+            if unordered := runtime.queue_state(queue).unordered(arrays):
+                runtime.leave_events(unordered, [made.ready], waits)
             return made
         with runtime.using(queue, [host, self.cosine, self.sine]):
             made = make_tables(runtime, queue, spec, arguments, nbytes, None)

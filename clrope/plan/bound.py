@@ -12,7 +12,7 @@ import numpy as np
 from ..arrays import Operand
 from ..errors import DeviceError
 from ..kernels.launch import Launch
-from ..runtime import HOST_BUFFERS_KEPT, PAGE, QueueState, all_ended, keep, launch_error
+from ..runtime import HOST_BUFFERS_KEPT, PAGE, QueueState, all_ended, keep, launch_error, runtimes
 from .angle_sources import ArrayAngles, ConfigAngles, Positions, Tables, own_rows, real_of, repeated
 from .host_buffers import HostBuffers, MemoryRange
 from .transfer import Copies, Piece
@@ -330,9 +330,9 @@ class BoundCall:
             buffer = cl.Buffer(self.runtime.context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=rows)
             self._position_buffers[k] = (buffer, queue.queue, None)
             return buffer
-        # Behind the launches that still read the earlier ones. PyOpenCL waits for the copy, unless that fails.
+        # Behind the launches that still read the earlier ones.
         self._position_buffers[k] = (*known[:2], rows)
-        cl.enqueue_copy(queue.queue, known[0], rows, is_blocking=False)
+        runtimes.hold(cl.enqueue_copy(queue.queue, known[0], rows, is_blocking=False))
         return known[0]
 
     # -- running --------------------------------------------------------------------------------------------------
@@ -407,12 +407,14 @@ class BoundCall:
         """Give each output (None for a host array) the events of the launches that write it.
 
         Every launch waited for the array's earlier events, so they need not be kept. arrays: all OpenCL arrays of the
-        call. On a queue out of order inputs get the events, too: what writes an input later has to wait for its reads.
+        call. Inputs get the events, too, if their queue does not keep what comes later behind these launches: what
+        writes an input has to wait for its reads.
         """
         self.events = events
-        if not queue.in_order:
-            self.runtime.leave_events(arrays, events, waits or ())
-            return
+        if unordered := queue.unordered(arrays):
+            self.runtime.leave_events(unordered, events, waits or ())
+            if not queue.in_order:
+                return
         for number, array in enumerate(outputs):
             if array is not None:
                 steps = zip(events, self.call.steps, strict=False)  # those of copied tensors have no event here

@@ -174,7 +174,7 @@ class Plan:
         bound, queue, pid = self._bound, self._queue, self._runtime.pid
         if not self._template.all_on_device or len(bound.launches) != 1 or bound.must_wait or not queue.in_order:
             return None
-        if self._twins:
+        if self._twins or queue.unordered(self._inputs):
             return None
         move, enqueue = self._mover(), bound.launches[0].bound(queue.queue)
         inputs, outputs = self._inputs, self._outputs

@@ -351,6 +351,9 @@ def _opencl_maker(x: Operand) -> Maker:
         fields = array.__dict__.copy()
         fields["base_data"], fields["offset"], fields["events"] = data, 0, []
         fields["strides"], fields["_flags"] = strides, None
+        own = array.queue
+        if own is not None and own is not queue.queue and own != queue.queue:
+            fields["queue"] = queue.queue  # whose pool the memory goes back to
         made = object.__new__(kind)
         made.__dict__ = fields
         return made, made
