@@ -76,7 +76,7 @@ class Rope:
         self._selector = None if isinstance(device, str) and device == "auto" else device
         self._by_name = self._selector is None or isinstance(self._selector, (str, DeviceInfo))
         self._own: QueueState | None = None
-        #: The last calls by the shape of their first array: q and k may come one after the other.
+        #: The last calls by shape and dtype of their first array and the direction: q and k may come in turns.
         self._recent: dict[Any, RecentCall] = {}
         self._lock = threading.Lock()
 
@@ -102,15 +102,15 @@ class Rope:
         try:
             several = type(x) is tuple or type(x) is list
             inputs = list(x) if several else [x]
-            recent = None
+            like = recent = None
             try:
-                shape = getattr(inputs[0], "shape", None) if inputs else None
-                if out is None and not wait_for and type(positions) is int and isinstance(shape, tuple):
-                    recent = self._recent.get(shape)
+                if out is None and not wait_for and type(positions) is int and inputs:
+                    like = inputs[0].shape, inputs[0].dtype, forward
+                    recent = self._recent.get(like)
             except MemoryError:
                 raise
             except Exception:  # of the array's own code; `operand` says it
-                shape = None
+                like = None
             if recent is not None:
                 result = recent.run(inputs, several, positions, forward, layout)
                 if result is not None:
@@ -124,9 +124,10 @@ class Rope:
                 self._remember(plan, inputs, several, out, forward, layout)
                 return result
             template, outputs, memories, queue = found
-            if out is None and type(positions) is int and RecentCall.fits(template):
+            if like is not None and (recent is None or recent.replaceable) and RecentCall.fits(template):
+                made = RecentCall(template, queue, inputs, forward, layout, recent)
                 with self._lock:
-                    keep(self._recent, shape, RecentCall(template, queue, inputs, forward, layout), RECENT_KEPT)
+                    keep(self._recent, like, made, RECENT_KEPT)
             source = template.source
             assert isinstance(source, ConfigAngles)
             places = counting_from(positions, template.seq) if type(positions) is int else None

@@ -22,6 +22,8 @@ from .bound import BoundCall
 from .compiled import BOUND_KEPT
 from .template import CallTemplate, buffer_alignment
 
+#: Recent calls of one shape after which the last one stays: arrays of one kind differ in alignment.
+MOST_REPLACED = 8
 #: Returns what a bound call takes as memory, None for an array that does not match.
 Match = Callable[[Any], Any]
 #: Of one tensor: what recognises an input, what makes a result, and what makes memory of a result (or its address).
@@ -34,9 +36,17 @@ class RecentCall:
     """Calls on new results, at a position given as an int, with arrays like those given."""
 
     def __init__(
-        self, template: CallTemplate, state: QueueState, inputs: list[Any], forward: bool, layout: str
+        self,
+        template: CallTemplate,
+        state: QueueState,
+        inputs: list[Any],
+        forward: bool,
+        layout: str,
+        before: RecentCall | None = None,
     ) -> None:
         self._template, self._state = template, state
+        #: How many recent calls were there before, one in place of the other.
+        self._number = 0 if before is None or before.stale else before._number + 1
         self._forward, self._layout = forward, layout
         self._generation, self._pid = generation(), getpid()
         self._last = LIMIT - template.seq + 1
@@ -48,6 +58,16 @@ class RecentCall:
         self._several = template.several
         #: Rotations in no use: one thread at a time uses each.
         self._free: deque[Rotation] = deque([self._rotation()], maxlen=BOUND_KEPT)
+
+    @property
+    def stale(self) -> bool:
+        """Whether no call can match any more: other kernels may be chosen now, or the process is another one."""
+        return generation() != self._generation or getpid() != self._pid
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether another one may come in its place: not for calls that take turns, to make one costs more than both."""
+        return self._number < MOST_REPLACED or self.stale
 
     @staticmethod
     def fits(template: CallTemplate) -> bool:
@@ -174,9 +194,9 @@ def _match_numpy(like: Any, mask: int, whole: bool) -> Match:
             return None
         try:
             memory = svm(a)
+            address = memory.svm_ptr
         except ValueError:  # not contiguous, or read-only
-            return None
-        address = memory.svm_ptr
+            memory = address = a.__array_interface__["data"][0]
         if address & mask:
             return None
         return memory if whole else address

@@ -12,11 +12,13 @@ import pytest
 from helpers import aligned_memory
 
 import clrope
+import clrope.operation
 import clrope.runtime
 from clrope.emulation import emulate_rope
 from clrope.errors import ShapeError
 from clrope.kernels.variant import Variant
 from clrope.operation import Rope
+from clrope.plan.recent import MOST_REPLACED
 from clrope.runtime import runtime_for
 
 CONFIG = clrope.RopeConfig("neox", n_dims=64)
@@ -239,6 +241,47 @@ def test_what_was_called_last_is_found_by_comparing(
     op(turned, 5, layout="bnsd")
     op(turned, 5, layout="bnsd")
     np.testing.assert_array_equal(op(turned, 5), emulate_rope(turned, 5, CONFIG))
+
+
+def made_recent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Note each recent call that is put together."""
+    made: list[Any] = []
+    real = clrope.operation.RecentCall.__init__
+
+    def noted(self: Any, *given: Any) -> None:
+        made.append(self)
+        real(self, *given)
+
+    monkeypatch.setattr(clrope.operation.RecentCall, "__init__", noted)
+    return made
+
+
+def test_calls_that_take_turns(
+    host: clrope.DeviceInfo, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Directions, types, views and read-only arrays of one shape: each is put together once, not at every call."""
+    op, made = clrope.Rope(CONFIG, host), made_recent(monkeypatch)
+    fused, locked = values(rng, (2, 3, 12, 64)), values(rng)
+    locked.flags.writeable = False
+    for x, kinds in ((fused[:, :, :4], 1), (locked, 1), (values(rng), 1)):
+        made.clear()
+        fresh = clrope.Rope(CONFIG, host)
+        for p in range(5):
+            np.testing.assert_array_equal(fresh(x, p), emulate_rope(x, p, CONFIG))
+        assert len(made) == kinds
+    made.clear()
+    x, half = values(rng), values(rng, dtype=np.float16)
+    for p in range(6):
+        for given, forward in ((x, True), (x, False), (half, True)):
+            np.testing.assert_array_equal(op(given, p, forward), emulate_rope(given, p, CONFIG, forward))
+    assert len(made) == 3
+    # Nothing tells these apart before they are compared: at last one of them stays.
+    made.clear()
+    turned = np.asfortranarray(x)
+    for p in range(20):
+        for given in (x, turned):
+            np.testing.assert_array_equal(op(given, p), emulate_rope(given, p, CONFIG))
+    assert len(made) <= MOST_REPLACED
 
 
 def test_in_place_is_one_buffer(
