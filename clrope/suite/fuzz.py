@@ -1,7 +1,7 @@
 """Random cases: configuration, shape, layout, type and positions drawn from a seed, each run in every way there is.
 
 A way is how a caller can get one result: a call or a plan, on NumPy or on OpenCL arrays, into an output of the caller's
-or a new one. All ways must give the bits of the kernels' arithmetic in NumPy, and change nothing else. Some cases have
+or a new one. Some cases are rotated by the default variant of larger tensors. All ways must give the bits of the kernels' arithmetic in NumPy, and change nothing else. Some cases have
 an argument that must be refused.
 """
 
@@ -19,8 +19,11 @@ from .. import api
 from ..errors import RopeError
 from ..layout import DTYPES
 from ..mode import GGML_MODES, SECTION_MODES, parse_mode
+from ..operation import Rope
 from ..plan.template import Transfer
 from ..runtime import queue_for
+from ..select.defaults import default_for
+from ..select.records import SizeClass, TuningKey
 from ..testing import bits, digest_of, limit_for
 from .case import Case
 from .case_memory import Memory
@@ -30,6 +33,7 @@ from .rope_trial import RopeTrial, draw_positions
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
+    from ..kernels.problem import Pairing
 
 Array = npt.NDArray[Any]
 
@@ -85,16 +89,21 @@ def fuzz_suite(count: int, seed: int) -> Suite:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A drawn case. refusal: a name of `REFUSALS`, or ''."""
+    """A drawn case.
+
+    refusal: a name of `REFUSALS`, or ''. size: the size class whose default variant rotates it, None for its own.
+    """
 
     case: Case
     refusal: str = ""
+    size: SizeClass | None = None
 
 
 def draw(seed: int) -> Drawn:
     """Draw a case. What decides about programs depends on the seed without its last six bits."""
     family, own = np.random.default_rng([seed // FAMILY, 0]), np.random.default_rng([seed, 1])
     fields = _draw_programs(family)
+    size = fields.pop("size")
     fields |= _draw_config(own, fields["mode"]) | _draw_tensor(own, fields.pop("head")) | _draw_positions(own, fields)
     if fields["pos"] == "packed":
         fields["ne_a"] = (*fields["ne_a"][:3], 1)
@@ -103,7 +112,7 @@ def draw(seed: int) -> Drawn:
     refusal = str(own.choice(list(REFUSALS))) if own.random() < 1 / 16 else ""
     if refusal:
         fields |= {"v": 0 if fields["v"] == 3 else fields["v"], "inplace": False}
-    return Drawn(Case(**fields), refusal)
+    return Drawn(Case(**fields), refusal, size)
 
 
 def _one_of(rng: np.random.Generator, *values: Any) -> Any:
@@ -111,7 +120,7 @@ def _one_of(rng: np.random.Generator, *values: Any) -> Any:
 
 
 def _draw_programs(rng: np.random.Generator) -> dict[str, Any]:
-    """Draw what decides about programs; head: the length of a head."""
+    """Draw what decides about programs; head: the length of a head, size: of `Drawn`."""
     mode = _one_of(rng, *GGML_MODES.values())
     if parse_mode(mode) == "vision":
         head = _one_of(rng, 4, 8, 12, 32, 64, 72, 80, 128)
@@ -123,6 +132,7 @@ def _draw_programs(rng: np.random.Generator) -> dict[str, Any]:
     return {
         "type": _one_of(rng, *DTYPES, "f32", "f16", "bf16"), "mode": mode, "head": head, "n_dims": dims,
         "n_offs": offset, "angles": _one_of(rng, "exact", "exact", "exact", "exact", "ggml"),
+        "size": _one_of(rng, None, None, "medium", "large"),
     }  # fmt: skip
 
 
@@ -185,8 +195,9 @@ class FuzzLine:
     def label(self) -> str:
         """The case's notation and the command that repeats it alone."""
         drawn = draw(self.seed)
-        refused = f", to be refused: {drawn.refusal}" if drawn.refusal else ""
-        return f"{drawn.case} # clrope verify --fuzz 1 --seed {self.seed}{refused}"
+        what = f", to be refused: {drawn.refusal}" if drawn.refusal else ""
+        what = what or (f", by the variant of {drawn.size} tensors" if drawn.size else "")
+        return f"{drawn.case} # clrope verify --fuzz 1 --seed {self.seed}{what}"
 
     def prepare(self, seed: int) -> FuzzTrial:
         """Draw the inputs, from the case's own seed, and compute the reference."""
@@ -202,7 +213,7 @@ class FuzzTrial(RopeTrial):
     def __init__(self, seed: int) -> None:
         drawn = draw(seed)
         super().__init__(drawn.case, seed)
-        case, self.refusal = self.case, drawn.refusal
+        case, self.refusal, self.size = self.case, drawn.refusal, drawn.size
         rng = np.random.default_rng([seed, 2])
         form = _one_of(rng, "offset", "random", case.pos)
         self.other = draw_positions(replace(case, pos=form, n_ctx=100), rng)
@@ -250,6 +261,13 @@ class FuzzTrial(RopeTrial):
         worst = max(seen.values(), key=lambda outcome: outcome.nmse or 0.0, default=CaseOutcome("fail"))
         return replace(worst, status="fail" if errors else "ok", detail="; ".join(errors))
 
+    def _operation(self, device: DeviceInfo) -> Rope:
+        if self.size is None:
+            return api.operation(self.config, device)
+        pairing: Pairing = "normal" if self.config.mode == "normal" else "neox"
+        variant = default_for(device, TuningKey(self.case.type, pairing, self.case.inplace, self.size))
+        return Rope(self.config, device, variant=variant)
+
     def _result(self, device: DeviceInfo, way: str, queue: Any) -> tuple[list[Array], list[str]]:
         """Return the result in one way and what is wrong with the memory. queue: None for NumPy arrays."""
         case = self.case
@@ -262,11 +280,13 @@ class FuzzTrial(RopeTrial):
         x, out = (side.views if several else side.views[0] for side in (sides[0], sides[-1]))
         result: Any
         if way == "plan":
-            op = api.operation(self.config, device)
-            plan = op.plan(x, self.other, case.forward, out, case.lo, transfer=self.transfer)
+            plan = self._operation(device).plan(x, self.other, case.forward, out, case.lo, transfer=self.transfer)
             if not case.inplace:
                 plan.run()
             result = plan.run(positions=self.positions)
+        elif self.size:
+            given = out if way == "given" else None
+            result = self._operation(device)(x, self.positions, case.forward, given, case.lo)
         else:
             call: Call = {"positions": self.positions, "layout": case.lo, "device": device}
             call |= self._packed if case.pos == "packed" else {}
