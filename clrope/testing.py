@@ -14,6 +14,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from .compare import check_shapes, error_ratio
+from .errors import ShapeError
 from .layout import DTYPES
 
 Array = npt.NDArray[Any]
@@ -60,16 +62,16 @@ def close_limit(dtype: str) -> float:
 def nmse(got: Array, want: Array) -> float:
     """Return sum (got - want)² / sum want² for finite want; inf if a value of got is not finite.
 
-    `clrope.compare` without what only a person wants to know, which takes most of its time.
+    `clrope.compare` without what only a person wants to know, which takes most of its time. Raises `ShapeError` for
+    different shapes.
     """
+    check_shapes(got, want)
     with np.errstate(invalid="ignore", over="ignore"):
         right = np.ravel(want).astype(np.float64, copy=False)
         difference = np.ravel(got).astype(np.float64) - right
         # Not `np.dot`, whose threads wait for each other on a busy machine.
         error, power = (float(np.einsum("i,i->", a, a)) for a in (difference, right))
-    if not math.isfinite(error):
-        return math.inf
-    return error / power if power else (0.0 if error == 0 else math.inf)
+    return error_ratio(error, power, got, want)
 
 
 def bits(array: Array) -> Array:
@@ -77,8 +79,18 @@ def bits(array: Array) -> Array:
     return array.view(np.dtype(f"u{array.dtype.itemsize}"))
 
 
+def _check_alike(got: Array, want: Array) -> None:
+    check_shapes(got, want)
+    if got.dtype != want.dtype:
+        raise ShapeError(f"got: dtype {got.dtype} differs from want's {want.dtype}")
+
+
 def differing(got: Array, want: Array) -> Array:
-    """Return where two arrays of one type hold other bits. All NaNs count as equal: their bits are not defined."""
+    """Return where two arrays hold other bits. All NaNs count as equal: their bits are not defined.
+
+    Raises `ShapeError` for different shapes or types.
+    """
+    _check_alike(got, want)
     differs: Array = bits(got) != bits(want)
     if differs.any():
         with np.errstate(invalid="ignore"):  # a signalling NaN is reported when it is widened
@@ -87,7 +99,11 @@ def differing(got: Array, want: Array) -> Array:
 
 
 def count_differing(got: Array, want: Array) -> int:
-    """Return how many values of two arrays of one type differ, any NaN for any NaN."""
+    """Return how many values of two arrays differ, any NaN for any NaN.
+
+    Raises `ShapeError` for different shapes or types.
+    """
+    _check_alike(got, want)
     a, b = np.ravel(got), np.ravel(want)
     places = np.flatnonzero(bits(a) != bits(b))
     # NaN is looked for only where bits differ: mostly nowhere.
