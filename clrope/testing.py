@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from .compare import check_shapes, error_ratio
+from .compare import Comparison, check_shapes, error_ratio
 from .errors import ShapeError
 from .layout import DTYPES
 
@@ -48,6 +48,15 @@ def limit_for(dtype: str, elements: int, *, rounding: bool = False) -> float:
     eps = float(ml_dtypes.finfo(DTYPES[dtype]).eps)  # type: ignore[no-untyped-call]
     limit = eps**2 / 12 if known is None else known
     return max(limit, WORST_ROUNDING.get(dtype, eps**2 / 4)) if rounding and elements < VERY_FEW else limit
+
+
+def only_rounded(found: Comparison, right_bits: Callable[[], bool]) -> bool:
+    """Whether a result that is over its limit is nothing but rounded, as what it was compared with shows.
+
+    Of subnormal values, and of many equal ones, rounding alone takes more than the limit. Then each value has to be the
+    right one rounded; or its neighbour, if right_bits says that all bits are those of the kernels' arithmetic.
+    """
+    return found.identical or (found.max_ulp <= 1 and right_bits())
 
 
 def close_limit(dtype: str) -> float:

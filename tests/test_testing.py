@@ -89,6 +89,20 @@ def test_few_elements_have_wider_limits() -> None:
     assert testing.limit_for("f32", 1, rounding=True) == testing.LIMITS["f32"]
 
 
+def test_only_rounded() -> None:
+    want = np.array([1.3e-7, 5.1e-7, -2e-7])
+    got = want.astype(np.float16)
+    assert testing.nmse(got, want) > testing.limit_for("f16", 3, rounding=True)
+    assert testing.only_rounded(clrope.compare(got, want), lambda: False)
+    neighbour = got.copy()
+    testing.bits(neighbour)[:1] += 1
+    for same in (True, False):
+        assert testing.only_rounded(clrope.compare(neighbour, want), lambda same=same: same) is same
+    testing.bits(neighbour)[:1] += 1
+    for wrong in (neighbour, -got, got * 0, got + np.float16(np.nan)):
+        assert not testing.only_rounded(clrope.compare(wrong, want), lambda: True)
+
+
 def test_digests() -> None:
     a = np.array([[1, np.nan], [3, 4]], np.float16)
     b = a.copy()

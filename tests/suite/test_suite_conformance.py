@@ -14,6 +14,7 @@ import clrope
 import clrope.api
 from clrope import DeviceError, DeviceInfo
 from clrope.device.info import Health, absent
+from clrope.emulation import emulate_rope
 from clrope.suite import conformance, ggml_live, parse_case, verify
 from clrope.suite.case_outcome import CaseOutcome, nmse_text
 from clrope.suite.conformance import Report
@@ -132,6 +133,22 @@ def test_whatever_is_wrong_fails(
     assert result.line.startswith(f"{LINE} # ")
     assert not report.ok
     assert "1 of 1 results failed" in report.failures
+
+
+@pytest.mark.parametrize(
+    ("kind", "lengths"),
+    [("f16", "2,1,1,1"), ("f16", "4,1,1,1"), ("bf16", "2,1,1,1"), ("f8e5m2", "2,1,1,1"), ("f8e4m3", "8,2,2,1")],
+)
+def test_right_bits_of_a_few_elements_pass_and_wrong_ones_do_not(kind: str, lengths: str) -> None:
+    text = LINE.replace("f32", kind).replace("128,40,2,1", lengths)
+    case = parse_case(text.replace("n_dims=128,mode=0", f"n_dims={lengths[0]},mode=2"))
+    for seed in range(100):
+        trial = RopeTrial(case, seed)
+        (x,) = trial.x.views
+        right = emulate_rope(x, trial.positions, trial.config)
+        assert trial.check([right], []).status == "ok", seed
+        for wrong in (-right, 0 * right, np.full_like(right, np.nan)):
+            assert trial.check([wrong], []).status == "fail", seed
 
 
 def test_partial_heads_taken_for_whole_fail_as_in_the_grid(device: DeviceInfo, monkeypatch: Any, seed: int) -> None:
