@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .errors import ShapeError, reading
 from .layout import DTYPES
+
+#: Between these, sums of squares in float64 have lost nothing: what underflowed is too small to matter.
+_LEAST_SUM, _LARGEST_SUM = 1e-200, 1e300
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Result of `compare`.
 
-    nmse:      sum (got - want)² / sum want² in float64 (0 if both are zero); inf if a finite value stands against a
-               non-finite one. Where want is not finite, got must be the same (any NaN for NaN).
+    nmse:      sum (got - want)² / sum want² in float64, at any magnitude (0 only if all values are equal); inf if a
+               finite value stands against a non-finite one. Where want is not finite, got must be the same (any NaN
+               for NaN).
     max_abs:   largest absolute difference of finite values.
     max_ulp:   largest distance in representable values of got's dtype, to want rounded to that dtype.
     identical: whether all values are equal after rounding want to got's dtype (NaN equals NaN, 0 equals -0).
@@ -38,6 +44,14 @@ class Comparison:
         return text + f"; first difference at {list(self.first)}: got {self.got_first!r}, want {self.want_first!r}"
 
 
+def _array(values: Any, argument: str) -> npt.NDArray[Any]:
+    with reading(argument, values):
+        array = np.asarray(values)
+    if isinstance(values, np.ma.MaskedArray):
+        raise ShapeError(f"{argument}: got a masked array, whose mask would be ignored; give its .data or .filled(...)")
+    return array
+
+
 def _ordered(array: Any) -> Any:
     """Map floats to integers in the same order, neighbours one apart."""
     bits = array.view(np.dtype(f"i{array.dtype.itemsize}")).astype(np.int64)
@@ -45,19 +59,47 @@ def _ordered(array: Any) -> Any:
     return np.where(bits < 0, least - bits, bits)
 
 
-def compare(got: Any, want: Any) -> Comparison:
-    """Compare an array with what it should be (float64 reference or any dtype). Shapes must be equal.
+def check_shapes(got: npt.NDArray[Any], want: npt.NDArray[Any]) -> None:
+    """Raise `ShapeError` for arrays of different shapes, which NumPy may broadcast."""
+    if got.shape != want.shape:
+        raise ShapeError(f"got: shape {list(got.shape)} differs from want's {list(want.shape)}")
 
-    Raises `ShapeError` for different shapes. NMSE as in ggml's test-backend-ops.
+
+def error_ratio(error: float, power: float, got: npt.NDArray[Any], want: npt.NDArray[Any]) -> float:
+    """Return error / power, which are the sums of squares of got - want and of want in float64.
+
+    Values below 1e-162 have squares of 0, those beyond 1e154 infinite ones. So sums that are very small or very large
+    are computed again, of values that are scaled by a power of two. 0 only if all values are equal; inf if a value is
+    not finite, or if want is 0 everywhere and got is not.
     """
-    with reading("got", got):
-        a = np.asarray(got)
-    with reading("want", want):
-        b = np.asarray(want)
-    if a.shape != b.shape:
-        raise ShapeError(f"got: shape {list(a.shape)} differs from want's {list(b.shape)}")
+    if _LEAST_SUM <= error <= _LARGEST_SUM and _LEAST_SUM <= power <= _LARGEST_SUM:
+        return error / power
+    a, b = got.astype(np.float64, copy=False), want.astype(np.float64, copy=False)
+    if np.array_equal(a, b):
+        return 0.0 if np.isfinite(b).all() else math.inf
+    largest = max(float(np.abs(a).max()), float(np.abs(b).max()))
+    if not math.isfinite(largest):
+        return math.inf
+    exponent = math.frexp(largest)[1]
+    with np.errstate(under="ignore"):
+        a, b = np.ldexp(a, -exponent), np.ldexp(b, -exponent)
+        error, power = float(np.sum((a - b) ** 2)), float(np.sum(b**2))
+    # An error that float64 cannot hold is still an error.
+    return max(error / power, math.ulp(0.0)) if power else math.inf
+
+
+def compare(got: Any, want: Any) -> Comparison:
+    """Compare an array with what it should be (float64 reference, or any real numbers). Shapes must be equal.
+
+    Raises `ShapeError` for different shapes, for masked arrays, for got of a type that `clrope.rope` does not take, and
+    for want that holds no real numbers. NMSE as in ggml's test-backend-ops.
+    """
+    a, b = _array(got, "got"), _array(want, "want")
+    check_shapes(a, b)
     if a.dtype not in DTYPES.values():
         raise ShapeError(f"got: dtype {a.dtype} is none of {', '.join(map(str, DTYPES.values()))}")
+    if b.dtype.kind not in "fiub" and b.dtype not in DTYPES.values():
+        raise ShapeError(f"want: dtype {b.dtype} holds no real numbers")
     if a.size == 0:
         return Comparison(0.0, 0.0, 0.0, True, None)
     x, y = a.astype(np.float64), b.astype(np.float64)
@@ -67,10 +109,11 @@ def compare(got: Any, want: Any) -> Comparison:
         equal = (a == rounded) | (np.isnan(x) & np.isnan(rounded.astype(np.float64)))
         wrong = ~equal & (~finite | ~np.isfinite(x))
         both = finite & np.isfinite(x)
-        difference = np.where(both, x, 0.0) - np.where(both, y, 0.0)
-        power = float(np.sum(np.where(both, y, 0.0) ** 2))
+        known, right = np.where(both, x, 0.0), np.where(both, y, 0.0)
+        difference = known - right
+        power = float(np.sum(right**2))
         error = float(np.sum(difference**2))
-    nmse = float("inf") if wrong.any() else (error / power if power else (0.0 if error == 0 else float("inf")))
+    nmse = float("inf") if wrong.any() else error_ratio(error, power, known, right)
     ulp = float("inf")
     if not wrong.any():
         # Differences of 64-bit orders need all 64 bits, unsigned: float64 would lose the lowest bits.

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from .compare import Comparison, check_shapes, error_ratio
+from .errors import ShapeError
 from .layout import DTYPES
 
 Array = npt.NDArray[Any]
@@ -48,6 +50,15 @@ def limit_for(dtype: str, elements: int, *, rounding: bool = False) -> float:
     return max(limit, WORST_ROUNDING.get(dtype, eps**2 / 4)) if rounding and elements < VERY_FEW else limit
 
 
+def only_rounded(found: Comparison, right_bits: Callable[[], bool]) -> bool:
+    """Whether a result that is over its limit is nothing but rounded, as what it was compared with shows.
+
+    Of subnormal values, and of many equal ones, rounding alone takes more than the limit. Then each value has to be the
+    right one rounded; or its neighbour, if right_bits says that all bits are those of the kernels' arithmetic.
+    """
+    return found.identical or (found.max_ulp <= 1 and right_bits())
+
+
 def close_limit(dtype: str) -> float:
     """Return the largest NMSE between results of devices that round differently: a unit of the last place.
 
@@ -60,16 +71,16 @@ def close_limit(dtype: str) -> float:
 def nmse(got: Array, want: Array) -> float:
     """Return sum (got - want)² / sum want² for finite want; inf if a value of got is not finite.
 
-    `clrope.compare` without what only a person wants to know, which takes most of its time.
+    `clrope.compare` without what only a person wants to know, which takes most of its time. Raises `ShapeError` for
+    different shapes.
     """
+    check_shapes(got, want)
     with np.errstate(invalid="ignore", over="ignore"):
         right = np.ravel(want).astype(np.float64, copy=False)
         difference = np.ravel(got).astype(np.float64) - right
         # Not `np.dot`, whose threads wait for each other on a busy machine.
         error, power = (float(np.einsum("i,i->", a, a)) for a in (difference, right))
-    if not math.isfinite(error):
-        return math.inf
-    return error / power if power else (0.0 if error == 0 else math.inf)
+    return error_ratio(error, power, got, want)
 
 
 def bits(array: Array) -> Array:
@@ -77,8 +88,18 @@ def bits(array: Array) -> Array:
     return array.view(np.dtype(f"u{array.dtype.itemsize}"))
 
 
+def _check_alike(got: Array, want: Array) -> None:
+    check_shapes(got, want)
+    if got.dtype != want.dtype:
+        raise ShapeError(f"got: dtype {got.dtype} differs from want's {want.dtype}")
+
+
 def differing(got: Array, want: Array) -> Array:
-    """Return where two arrays of one type hold other bits. All NaNs count as equal: their bits are not defined."""
+    """Return where two arrays hold other bits. All NaNs count as equal: their bits are not defined.
+
+    Raises `ShapeError` for different shapes or types.
+    """
+    _check_alike(got, want)
     differs: Array = bits(got) != bits(want)
     if differs.any():
         with np.errstate(invalid="ignore"):  # a signalling NaN is reported when it is widened
@@ -87,7 +108,11 @@ def differing(got: Array, want: Array) -> Array:
 
 
 def count_differing(got: Array, want: Array) -> int:
-    """Return how many values of two arrays of one type differ, any NaN for any NaN."""
+    """Return how many values of two arrays differ, any NaN for any NaN.
+
+    Raises `ShapeError` for different shapes or types.
+    """
+    _check_alike(got, want)
     a, b = np.ravel(got), np.ravel(want)
     places = np.flatnonzero(bits(a) != bits(b))
     # NaN is looked for only where bits differ: mostly nowhere.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 import clrope
-from clrope import ShapeError, compare
+from clrope import RopeConfig, ShapeError, compare, reference, testing
+from clrope.layout import DTYPES
 
 
 def test_equal() -> None:
@@ -60,6 +63,72 @@ def test_zeros() -> None:
     assert compare(np.float32([0, 0, 1e-30]), zero).nmse == float("inf")
     assert compare(-zero, zero).identical
     assert compare(np.empty((0, 3), np.float32), np.empty((0, 3))).identical
+
+
+@pytest.mark.parametrize("exponent", [-1050, -565, -540, -300, 0, 300, 540, 565, 1020])
+def test_nmse_is_the_same_at_any_magnitude(exponent: int) -> None:
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((1, 9, 2, 16))
+    want, other = (reference.rope(x, 3, RopeConfig(mode)) for mode in ("neox", "normal"))
+    size = math.ldexp(1.0, exponent)
+    for got in (other, np.zeros_like(want), x, np.nextafter(want, 0), want * 1.001):
+        # Subnormal numbers keep fewer digits.
+        near = pytest.approx(compare(got, want).nmse, rel=1e-9 if exponent > -1000 else 1e-3, abs=1e-40)
+        if exponent > -1000 or compare(got, want).max_ulp > 1:
+            assert compare(got * size, want * size).nmse == near
+            assert testing.nmse(got * size, want * size) == near
+    assert compare(want * size, want * size).nmse == testing.nmse(want * size, want * size) == 0
+
+
+def test_nmse_of_values_beside_which_others_vanish() -> None:
+    want = np.array([1.0, 1e-170])
+    assert 0 < compare(np.array([1.0, 0.0]), want).nmse < 1e-300
+    assert 0 < testing.nmse(np.array([1.0, 0.0]), want) < 1e-300
+    assert compare(np.ones(2), np.full(2, 1e-170)).nmse == pytest.approx(np.inf)
+    largest = np.finfo(np.float64).max
+    assert compare(np.full(3, -largest), np.full(3, largest)).nmse == pytest.approx(4)
+    assert testing.nmse(np.full(3, -largest), np.full(3, largest)) == pytest.approx(4)
+    with np.errstate(all="raise"):
+        assert testing.nmse(np.array([np.inf, 1e200]), np.full(2, 1e200)) == np.inf
+        assert testing.nmse(np.array([np.nan, 1e-200]), np.full(2, 1e-200)) == np.inf
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        np.array([1 + 5j, 1]),
+        np.array(["1", "1"]),
+        np.array(["a", "b"]),
+        np.array([b"1", b"1"]),
+        np.array([None, 1.0]),
+        np.array(["2020-01-01", "2020-01-02"], "M8[D]"),
+        np.array([1, 1], "m8[s]"),
+        np.zeros(2, [("a", "f4")]),
+        ["1", "1"],
+        [2**70, 1],
+    ],
+    ids=str,
+)
+def test_what_is_no_real_number_is_refused(numbers: object) -> None:
+    with pytest.raises(ShapeError, match=r"want: dtype .* holds no real numbers"):
+        compare(np.ones(2, np.float32), numbers)
+    with pytest.raises(ShapeError, match=r"got: dtype .* is none of"):
+        compare(numbers, np.ones(2))
+
+
+@pytest.mark.parametrize("kind", ["?", "i1", "u8", "f2", ">f4", "g", *DTYPES.values()])
+def test_real_numbers_of_every_type_are_compared(kind: object) -> None:
+    want = np.array([0, 1, 1]).astype(kind)  # type: ignore[call-overload]
+    assert compare(np.array([0.0, 1.0, 1.0]), want).identical
+    assert compare(np.array([0.0, 1.0, 2.0]), want).nmse == 0.5
+
+
+def test_masked_arrays_are_refused() -> None:
+    masked = np.ma.array([1.0, 9.0], mask=[False, True])
+    with pytest.raises(ShapeError, match="got: got a masked array, whose mask would be ignored"):
+        compare(masked, masked)
+    with pytest.raises(ShapeError, match="want: got a masked array"):
+        compare(masked.data, masked)
 
 
 def test_refusals() -> None:

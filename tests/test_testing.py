@@ -53,6 +53,21 @@ def test_nmse() -> None:
     assert testing.nmse(np.ones(3), np.zeros(3)) == math.inf
 
 
+def test_other_shapes_and_types_are_refused() -> None:
+    one, five = np.ones(1, np.float32), np.ones(5, np.float32)
+    for check in (testing.nmse, testing.differing, testing.count_differing):
+        for got, want in ((one, five), (five, one), (five, five[:4]), (five[None], five), (five[0], five)):
+            with pytest.raises(clrope.ShapeError, match=r"got: shape \[.*\] differs from want's \["):
+                check(got, want)
+    half, brain = np.full(4, 1.5, np.float16), np.full(4, 0x3E00, np.uint16).view(ml_dtypes.bfloat16)
+    for check in (testing.differing, testing.count_differing):
+        with pytest.raises(clrope.ShapeError, match="got: dtype float16 differs from want's bfloat16"):
+            check(half, brain)
+        with pytest.raises(clrope.ShapeError, match="dtype int32 differs"):
+            check(np.ones(5, np.int32), five)
+    assert testing.nmse(half, brain) > 0.1
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_limits_allow_rounding_and_little_more(name: str) -> None:
     rng = np.random.default_rng(6)
@@ -72,6 +87,20 @@ def test_few_elements_have_wider_limits() -> None:
     assert testing.limit_for("f16", 100, rounding=True) == 2.0**-22
     assert testing.limit_for("f16", testing.VERY_FEW, rounding=True) == 1e-7
     assert testing.limit_for("f32", 1, rounding=True) == testing.LIMITS["f32"]
+
+
+def test_only_rounded() -> None:
+    want = np.array([1.3e-7, 5.1e-7, -2e-7])
+    got = want.astype(np.float16)
+    assert testing.nmse(got, want) > testing.limit_for("f16", 3, rounding=True)
+    assert testing.only_rounded(clrope.compare(got, want), lambda: False)
+    neighbour = got.copy()
+    testing.bits(neighbour)[:1] += 1
+    for same in (True, False):
+        assert testing.only_rounded(clrope.compare(neighbour, want), lambda same=same: same) is same
+    testing.bits(neighbour)[:1] += 1
+    for wrong in (neighbour, -got, got * 0, got + np.float16(np.nan)):
+        assert not testing.only_rounded(clrope.compare(wrong, want), lambda: True)
 
 
 def test_digests() -> None:

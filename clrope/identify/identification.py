@@ -139,6 +139,17 @@ def identify(
     if error <= rounding(rows.dtype) / 100:
         zero = " Every position is 0, where no rotation shows." if not rows.positions.any() else ""
         return _none((), given, f"None of these: after equals before, nothing was rotated.{zero}")
+    found = _searched(rows, given)
+    if found.best is None and rows.subnormal:
+        text = (
+            f"No convention can be told: most values of after are subnormal in {rows.after.dtype}, where rounding "
+            "hides the rotation. Larger values show it."
+        )
+        return replace(found, sentence=text)
+    return found
+
+
+def _searched(rows: TokenRows, given: RopeConfig | None) -> Identification:
     sample = rows.sample()
     more = () if given is None else tuple(
         dict.fromkeys(pairing_of(variant, rows.head_dim) for variant in variants_of(given, rows.head_dim))
@@ -196,7 +207,7 @@ def _distance(rows: TokenRows) -> float:
     for _, before, after in rows.chunks():
         error += float(np.sum((after - before.astype(rows.after.dtype).astype(np.float64)) ** 2))
         power += float(np.sum(before**2))
-    return error / power
+    return error / power if power else math.inf
 
 
 def _checked(rows: TokenRows, trials: list[Trial], given: RopeConfig | None) -> list[Hypothesis]:

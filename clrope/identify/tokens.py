@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -21,6 +23,8 @@ I64 = npt.NDArray[np.int64]
 
 #: Rows and heads that the search reads; its answers are checked on all of them.
 SAMPLE_ROWS, SAMPLE_HEADS = 48, 16
+#: Squares of float64 values under- and overflow, and the search has thresholds: it gets values up to 2**±32.
+_ORDINARY_EXPONENT = 32
 _CHUNK_ELEMENTS = 1 << 22
 
 
@@ -28,15 +32,17 @@ _CHUNK_ELEMENTS = 1 << 22
 class TokenRows:
     """Tokens with their heads, before and after the rotation.
 
-    before, after: [R, H, D] as stored; batches that share positions count as heads.
+    before, after: [R, H, D] as stored, but for a power of two in both; batches that share positions count as heads.
     positions:     int64[axes, R].
     dtype:         the storage type of after, whose rounding limits what can be told.
+    subnormal:     whether most values of after are subnormal in it, so that rounding hides much of the rotation.
     """
 
     before: Array
     after: Array
     positions: I64
     dtype: str
+    subnormal: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -65,7 +71,11 @@ class TokenRows:
         chosen = np.unique(np.concatenate([np.arange(min(half, rows)), spread])) if rows > SAMPLE_ROWS else slice(None)
         some = np.unique(np.linspace(0, heads - 1, min(heads, SAMPLE_HEADS)).astype(int))
         return TokenRows(
-            self.before[chosen][:, some], self.after[chosen][:, some], self.positions[:, chosen], self.dtype
+            self.before[chosen][:, some],
+            self.after[chosen][:, some],
+            self.positions[:, chosen],
+            self.dtype,
+            self.subnormal,
         )
 
 
@@ -82,14 +92,30 @@ def token_rows(before: Any, after: Any, positions: Any, layout: str, config: Rop
             raise ShapeError(f"{name}: holds NaN or infinity, finite numbers are needed")
     if not tensors[0].any():
         raise ShapeError("before: every element is 0, which shows no rotation")
-    views = [canonical(x, layout) for x in tensors]
+    subnormal = _mostly_subnormal(tensors[1])
+    views = [canonical(x, layout) for x in _ordinary(tensors)]
     batch, seq, heads, width = views[0].shape
     where = position_rows(0 if positions is None else positions, config, batch=batch, seq=seq)
     if where.batch_stride:
         rows = [view.reshape(batch * seq, heads, width) for view in views]
     else:
         rows = [view.transpose(1, 0, 2, 3).reshape(seq, batch * heads, width) for view in views]
-    return TokenRows(rows[0], rows[1], where.rows, dtype_name(tensors[1].dtype, "after"))
+    return TokenRows(rows[0], rows[1], where.rows, dtype_name(tensors[1].dtype, "after"), subnormal)
+
+
+def _mostly_subnormal(x: Array) -> bool:
+    """Whether most of the values that are not 0 are below the least normal number of their type."""
+    least = float(ml_dtypes.finfo(x.dtype).smallest_normal)  # type: ignore[no-untyped-call]
+    sizes = np.abs(x)
+    return 2 * int(np.count_nonzero((sizes < least) & (sizes > 0))) > int(np.count_nonzero(sizes))
+
+
+def _ordinary(tensors: list[Array]) -> list[Array]:
+    """Return the tensors, scaled by one power of two if they are so large or small that products of values suffer."""
+    exponent = math.frexp(max(float(np.abs(x).max()) for x in tensors))[1]
+    if abs(exponent) <= _ORDINARY_EXPONENT:
+        return tensors
+    return [np.ldexp(x.astype(np.float64), -exponent).astype(x.dtype) for x in tensors]
 
 
 def _host(x: Any, layout: str, name: str) -> Array:

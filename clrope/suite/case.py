@@ -15,6 +15,7 @@ import msgspec
 from ..config import SECTION_MODES, Angles, RopeConfig, parse_mode
 from ..errors import ConfigError
 from ..layout import DTYPES
+from .wide_values import WIDE_TYPES
 
 #: How positions are drawn. 'far': all of ±2**31; 'huge': all 64-bit integers; 'offset': one int; 'back': one int below
 #: 0; 'offsets': [B]; 'batch': [B, S]; 'three': [3, S]; 'packed': sequences along S, each counting up from its offset.
@@ -39,7 +40,7 @@ class Case:
     ne_a:   ggml's lengths [D, N, S, B].
     n_dims: as in ggml's test_rope: rotated elements; in mode 24 (vision) twice RopeConfig's n_dims.
     mode:   ggml's integer.
-    n_ctx:  positions are below it.
+    n_ctx:  positions are below it; 1 to 2**63.
     fs, ef, af: freq_scale, ext_factor, attn_factor.
     ff:     whether freq_factors are used, uniform in [0.9, 1.1].
     v:      layout of x in memory: 0 dense, 1 a corner of a larger tensor, 2 the second half of each head's memory
@@ -87,12 +88,16 @@ class Case:
         if len(self.ne_a) != 4 or min(self.ne_a) < 1:
             raise ConfigError(f"ne_a: got {list(self.ne_a)}, 4 lengths of at least 1 are needed")
         parse_mode(self.mode)
+        if not 1 <= self.n_ctx <= 1 << 63:
+            raise ConfigError(f"n_ctx: got {self.n_ctx}, 1 to 2**63 is needed, as positions are below it")
         for name, value, allowed in (
             ("pos", self.pos, POSITIONS), ("pt", self.pt, INTEGERS), ("v", self.v, VIEWS), ("o", self.o, range(2)),
             ("vals", self.vals, VALUES),
         ):  # fmt: skip
             if value not in allowed:
                 raise ConfigError(f"{name}: got {value!r}, allowed are {', '.join(map(str, allowed))}")
+        if self.vals == "wide" and self.type not in WIDE_TYPES:
+            raise ConfigError(f"vals: got 'wide' with type {self.type}, allowed with it are {', '.join(WIDE_TYPES)}")
         if self.sections is not None and len(self.sections) != 4:
             raise ConfigError(f"sections: got {list(self.sections)}, 4 counts are needed")
         if sorted(self.lo) not in (sorted("bsnd"), sorted("snd")) or ("b" not in self.lo and self.ne_a[3] != 1):

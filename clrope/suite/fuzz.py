@@ -24,7 +24,7 @@ from ..plan.template import Transfer
 from ..runtime import queue_for
 from ..select.defaults import default_for
 from ..select.records import SizeClass, TuningKey
-from ..testing import bits, digest_of, limit_for
+from ..testing import bits, digest_of
 from .case import Case
 from .case_memory import Memory
 from .case_outcome import CaseOutcome
@@ -221,7 +221,6 @@ class FuzzTrial(RopeTrial):
         if case.pt == "int64":
             # What most callers pass, which has a way of its own.
             self.positions, self.other = (int(p) if np.ndim(p) == 0 else p for p in (self.positions, self.other))
-        self.limit = limit_for(case.type, self.want.size, rounding=True)
         self.right_bits = self.digest
         if self.refusal:
             self.digest = ""

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import clrope
 from clrope import DeviceInfo
 from clrope.io.files import read_arrays, read_metadata, write_arrays
+from clrope.testing import bits
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -81,6 +83,69 @@ def test_run_check_fails_with_1(call: Call, llama: tuple[Path, Path], tmp_path: 
     assert "FAIL: q: NMSE 9.8" in done.stdout
     data = json.loads(call(*words, "--json").stdout)
     assert data["ok"] is False
+
+
+HARD = {
+    "two halves": lambda rng: rng.standard_normal((1, 1, 1, 2)).astype(np.float16),
+    "one pair of halves, often": lambda rng: np.full((1, 40, 60, 2), 0.8052, np.float16),
+    "subnormal halves": lambda rng: (rng.standard_normal((1, 64, 4, 64)) * 1e-6).astype(np.float16),
+    "halves about the least normal one": lambda rng: (rng.standard_normal((1, 64, 4, 64)) * 7e-5).astype(np.float16),
+    "subnormal bfloat16": lambda rng: (rng.standard_normal((1, 16, 4, 64)) * 1e-39).astype(ml_dtypes.bfloat16),
+    "subnormal float8": lambda rng: (rng.standard_normal((1, 16, 4, 64)) * 1e-5).astype(ml_dtypes.float8_e5m2),
+    "two float8": lambda rng: rng.standard_normal((1, 1, 1, 2)).astype(ml_dtypes.float8_e4m3fn),
+    "subnormal floats": lambda rng: (rng.standard_normal((1, 64, 2, 64)) * 1e-42).astype(np.float32),
+    "the least floats": lambda rng: np.full((1, 8, 2, 64), 1e-45, np.float32),
+    "large doubles": lambda rng: rng.standard_normal((1, 4, 2, 8)) * 1e200,
+    "small doubles": lambda rng: rng.standard_normal((1, 4, 2, 8)) * 1e-200,
+    "subnormal doubles": lambda rng: rng.standard_normal((1, 4, 2, 8)) * 1e-318,
+}
+
+
+@pytest.mark.parametrize("kind", HARD)
+def test_run_check_at_any_magnitude(
+    kind: str, call: Call, tmp_path: Path, rng: np.random.Generator, device: DeviceInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import clrope.cli.run as module
+
+    x = HARD[kind](rng)
+    if x.dtype == np.float64 and not device.fp64:
+        pytest.skip("the device has no fp64")
+    write_arrays(tmp_path / "x.safetensors", {"x": x})
+    words = ["run", tmp_path / "x.safetensors", "-o", tmp_path / "y.safetensors", "--mode", "neox", "--positions", 5]
+    words += ["--check", "--device", device.index]
+    done = call(*words)
+    assert done.exit_code == 0, done.stdout
+    assert json.loads(call(*words, "--json").stdout)["ok"] is True
+    real = module.Rope
+
+    class Wrong:
+        """A rotation of which the result is replaced."""
+
+        def __init__(self, config: clrope.RopeConfig, device: Any) -> None:
+            self._op = real(config, device)
+
+        def plan(self, *given: Any, **rest: Any) -> Any:
+            self.launches = 1
+            self._plan = self._op.plan(*given, **rest)
+            return self
+
+        def run(self) -> np.ndarray:
+            return np.asarray(replace(self._plan.run()), dtype=x.dtype)
+
+    monkeypatch.setattr(module, "Rope", Wrong)
+
+    def one_off(y: np.ndarray) -> np.ndarray:
+        off = y.copy()
+        bits(off)[...] ^= 1
+        return off
+
+    replacements = (lambda y: x, lambda y: 0 * y, lambda y: -y, one_off, lambda y: np.full_like(y, np.nan))
+    for replace in replacements:
+        if replace is one_off and (x.dtype == np.float64 or x.size == 2):
+            continue  # a unit in the last place of float64, or of two values, is within the limit
+        done = call(*words)
+        assert done.exit_code == 1, done.stdout
+        assert "FAIL: x: NMSE" in done.stdout
 
 
 def test_run_positions_in_every_form_and_back(call: Call, tmp_path: Path, rng: np.random.Generator) -> None:

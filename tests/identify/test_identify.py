@@ -344,3 +344,52 @@ def test_positions_too_far_to_search_bases(position: int, rng: np.random.Generat
     y = clrope.reference.rope(x, [position], clrope.RopeConfig("normal", freq_base=5e5)).astype(np.float32)
     found = clrope.identify(x, y, [position])
     assert "NORMAL, freq_base 500000" in found.sentence or (found.best is None and position != 2**40)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        ("f8", 1e-300), ("f8", 1e-170), ("f8", 1e-100), ("f8", 1e100), ("f8", 1e170), ("f8", 1e300), ("f4", 1e-36),
+        ("f4", 1e-20), ("f4", 1e37), (ml_dtypes.bfloat16, 1e-36), (ml_dtypes.bfloat16, 1e37), ("f2", 1e-2), ("f2", 1e4),
+    ],
+)  # fmt: skip
+def test_values_of_any_magnitude(kind: Any, size: float, rng: np.random.Generator) -> None:
+    config = clrope.RopeConfig("neox", freq_base=31000.0)
+    values = rng.uniform(-1, 1, (1, 16, 2, 32))
+    before = (values * size).astype(kind)
+    after = clrope.reference.rope(before, 0, config).astype(kind)
+    plain = clrope.identify(values.astype(kind), clrope.reference.rope(values.astype(kind), 0, config).astype(kind))
+    found = clrope.identify(before, after)
+    assert found.best is not None, found.sentence
+    assert plain.best is not None
+    assert (found.best.config.mode, found.best.forward, found.best.offset) == ("neox", True, 0)
+    assert found.best.config.freq_base == pytest.approx(plain.best.config.freq_base, rel=2e-3)
+    assert clrope.identify(before, after, config=config).agrees
+    assert clrope.identify(before, before).sentence.startswith("None of these: after equals before")
+    assert clrope.identify(before, rng.permutation(after, axis=3)).best is None
+
+
+def test_sizes_that_are_far_apart(rng: np.random.Generator) -> None:
+    x = rng.uniform(-1, 1, (1, 16, 2, 32))
+    for before, after in ((x * 1e-200, x), (x, x * 1e-200), (x * 1e-300, x * 1e300), (x, x * 0)):
+        assert clrope.identify(before, after).sentence.startswith("None of these")
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "name"),
+    [
+        ("f2", 1e-6, "float16"), ("f4", 1e-42, "float32"), ("f8", 1e-318, "float64"),
+        (ml_dtypes.bfloat16, 1e-39, "bfloat16"), (ml_dtypes.float8_e5m2, 2e-5, "float8_e5m2"),
+    ],
+)  # fmt: skip
+def test_subnormal_values_are_named(kind: Any, size: float, name: str, rng: np.random.Generator) -> None:
+    config = clrope.RopeConfig("neox")
+    before = (rng.uniform(-1, 1, (1, 16, 2, 32)) * size).astype(kind)
+    found = clrope.identify(before, clrope.reference.rope(before, 0, config).astype(kind))
+    assert found.best is None
+    assert found.sentence.startswith(f"No convention can be told: most values of after are subnormal in {name}, ")
+    assert clrope.identify(before, clrope.reference.rope(before, 0, config).astype(kind), config=config).agrees is False
+    # Of the same values as numbers of a longer type nothing is hidden.
+    if name != "float64":
+        longer = before.astype(np.float64)
+        assert clrope.identify(longer, clrope.reference.rope(longer, 0, config), config=config).agrees

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import resources
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from clrope import ConfigError
 from clrope.suite import Case, parse_case, suite_names
 from clrope.suite.case import INTEGERS, POSITIONS, VIEWS
 from clrope.suite.registry import by_name, cases_of, chosen_suites, suite
-from clrope.suite.rope_trial import CaseLine
+from clrope.suite.rope_trial import CaseLine, draw_positions
 
 TEXT = "ROPE(type=f16,ne_a=[80,32,2,1],n_dims=20,mode=2,n_ctx=512,fs=1.424500,ef=0.000000,af=1.000000,ff=1,v=0)"
 
@@ -82,6 +83,10 @@ def test_any_case_reads_back(case: Case) -> None:
         (TEXT.replace("[80,32,2,1]", "80"), "'ne_a=80' .* 4 integers in brackets"),
         (TEXT.replace("[80,32,2,1]", "[80,32,2]"), r"'ne_a=\[80,32,2\]' .* 4 integers in brackets"),
         (TEXT.replace("[80,32,2,1]", "[80,0,2,1]"), "ne_a: .* at least 1"),
+        (TEXT.replace("n_ctx=512", "n_ctx=0"), r"n_ctx: got 0, 1 to 2\*\*63 is needed"),
+        (TEXT.replace("n_ctx=512", "n_ctx=-5"), "n_ctx: got -5"),
+        (TEXT.replace("n_ctx=512", f"n_ctx={2**63 + 1}"), "n_ctx: got 9223372036854775809"),
+        (TEXT.replace("f16", "f8e4m3").replace("v=0", "v=0,vals=wide"), "vals: got 'wide' with type f8e4m3, .* f16, "),
         (TEXT.replace("f16", "q4_0"), "type: got 'q4_0', allowed are f16, bf16, f32, f64"),
         (TEXT.replace("mode=2", "mode=3"), "mode: got 3"),
         (TEXT.replace("v=0", "v=9"), "v: got 9, allowed are 0, 1"),
@@ -94,6 +99,14 @@ def test_any_case_reads_back(case: Case) -> None:
 def test_what_is_no_case_is_refused_by_name(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_case(text)
+
+
+@pytest.mark.parametrize("pos", [pos for pos in POSITIONS if pos != "three"])
+def test_positions_are_drawn_up_to_any_length(pos: str) -> None:
+    for length in (1, 2**63):
+        text = TEXT.replace("n_ctx=512", f"n_ctx={length}").replace("v=0", f"v=0,pos={pos},pt=int64")
+        positions = draw_positions(parse_case(text), np.random.default_rng(1))
+        assert length > 1 or pos in ("signed", "far", "huge", "packed") or np.abs(np.int64(positions)).max() <= 1
 
 
 def test_vision_and_sections_are_set_as_in_ggmls_test() -> None:

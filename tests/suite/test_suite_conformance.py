@@ -14,11 +14,13 @@ import clrope
 import clrope.api
 from clrope import DeviceError, DeviceInfo
 from clrope.device.info import Health, absent
+from clrope.emulation import emulate_rope
 from clrope.suite import conformance, ggml_live, parse_case, verify
 from clrope.suite.case_outcome import CaseOutcome, nmse_text
 from clrope.suite.conformance import Report
 from clrope.suite.grids.types import TypeLine
 from clrope.suite.rope_trial import CaseLine, RopeTrial
+from clrope.suite.wide_values import pairwise_error
 from clrope.testing import digest_of, limit_for, nmse
 
 LINE = "ROPE(type=f32,ne_a=[128,40,2,1],n_dims=128,mode=0,n_ctx=512,fs=1.000000,ef=0.000000,af=1.000000,ff=0,v=0)"
@@ -132,6 +134,101 @@ def test_whatever_is_wrong_fails(
     assert result.line.startswith(f"{LINE} # ")
     assert not report.ok
     assert "1 of 1 results failed" in report.failures
+
+
+@pytest.mark.parametrize(
+    ("kind", "lengths"),
+    [("f16", "2,1,1,1"), ("f16", "4,1,1,1"), ("bf16", "2,1,1,1"), ("f8e5m2", "2,1,1,1"), ("f8e4m3", "8,2,2,1")],
+)
+def test_right_bits_of_a_few_elements_pass_and_wrong_ones_do_not(kind: str, lengths: str) -> None:
+    text = LINE.replace("f32", kind).replace("128,40,2,1", lengths)
+    case = parse_case(text.replace("n_dims=128,mode=0", f"n_dims={lengths[0]},mode=2"))
+    for seed in range(100):
+        trial = RopeTrial(case, seed)
+        (x,) = trial.x.views
+        right = emulate_rope(x, trial.positions, trial.config)
+        assert trial.check([right], []).status == "ok", seed
+        for wrong in (-right, 0 * right, np.full_like(right, np.nan)):
+            assert trial.check([wrong], []).status == "fail", seed
+
+
+def _zero_one_pair(y: np.ndarray, want: np.ndarray) -> None:
+    y[0, 3, 1, [5, 37]] = 0
+
+
+def _other_signs(y: np.ndarray, want: np.ndarray) -> None:
+    y[np.isinf(y)] *= -1
+
+
+def _one_other_sign(y: np.ndarray, want: np.ndarray) -> None:
+    y[tuple(np.argwhere(np.isinf(y))[0])] *= -1
+
+
+def _nan_for_infinity(y: np.ndarray, want: np.ndarray) -> None:
+    y[np.isinf(y)] = np.nan
+
+
+def _infinity_for_nan(y: np.ndarray, want: np.ndarray) -> None:
+    y[np.isnan(y)] = np.inf
+
+
+def _finite_for_infinity(y: np.ndarray, want: np.ndarray) -> None:
+    y[np.isinf(y)] = 1
+
+
+def _finite_for_nan(y: np.ndarray, want: np.ndarray) -> None:
+    y[np.isnan(y)] = 1
+
+
+def _infinity_for_finite(y: np.ndarray, want: np.ndarray) -> None:
+    y[0, 3, 1, np.flatnonzero(np.isfinite(want[0, 3, 1]))[0]] = np.inf
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16", "f32", "f64"])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (_zero_one_pair, "in each pair's own length"),
+        (_other_signs, "an infinity is NaN or has the other sign"),
+        (_one_other_sign, "an infinity is NaN or has the other sign"),
+        (_nan_for_infinity, "an infinity is NaN or has the other sign"),
+        (_infinity_for_nan, "a NaN is an infinity"),
+        (_finite_for_infinity, "which hides it"),
+        (_finite_for_nan, "which hides it"),
+        (_infinity_for_finite, "a pair of finite elements has a result that is not finite"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_wrong_values_of_any_magnitude_are_found(
+    kind: str, wrong: Callable[[np.ndarray, np.ndarray], None], message: str
+) -> None:
+    text = (
+        LINE.replace("f32", kind)
+        .replace("[128,40,2,1]", "[64,8,16,1]")
+        .replace("n_dims=128,mode=0", "n_dims=64,mode=2")
+    )
+    trial = RopeTrial(parse_case(text.replace("v=0", "v=0,vals=wide")), 1)
+    (x,) = trial.x.views
+    right = emulate_rope(x, trial.positions, trial.config)
+    assert trial.check([right], []).status == "ok"
+    wrong(right, trial.want.reshape(right.shape))
+    outcome = trial.check([right], [])
+    assert outcome.status == "fail"
+    assert message in outcome.detail
+
+
+def test_infinities_may_be_copied_at_position_0() -> None:
+    config = clrope.RopeConfig("neox", n_dims=4)
+    x = np.array([np.inf, 2, 3, -np.inf], np.float32).reshape(1, 1, 1, 4)
+    with np.errstate(invalid="ignore"):
+        want = clrope.reference.rope(x, 0, config)
+    assert np.isnan(want).sum() == 2
+    assert pairwise_error([x], [want], "f32", config)[0] == 0
+    assert pairwise_error([want.astype(np.float32)], [want], "f32", config)[0] == 0
+    for place in range(4):
+        wrong = x.copy()
+        wrong[..., place] = -wrong[..., place] if place in (0, 3) else np.inf
+        assert pairwise_error([wrong], [want], "f32", config)[0] == np.inf, place
 
 
 def test_partial_heads_taken_for_whole_fail_as_in_the_grid(device: DeviceInfo, monkeypatch: Any, seed: int) -> None:
