@@ -1,4 +1,4 @@
-"""Numbers and sequences that callers give, checked before they are converted: a length that was cut is seen by no one."""
+"""Numbers and sequences of callers, checked before they are converted: no one sees that a length was cut."""
 
 from __future__ import annotations
 

@@ -131,7 +131,9 @@ class TensorView:
         item = DTYPES[dtype].itemsize
         start = _whole("view_offs", view_offs, 0)
         if any(n % item for n in strides) or start % item:
-            raise ShapeError(f"nb: got {short(strides)} at offset {short(start)}, multiples of the element size {item} are needed")
+            raise ShapeError(
+                f"nb: got {short(strides)} at offset {short(start)}, multiples of the element size {item} are needed"
+            )
         steps = [n // item for n in strides]
         lengths += [1] * (4 - len(lengths))
         while len(steps) < 4:
