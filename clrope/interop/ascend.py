@@ -60,9 +60,8 @@ def rotary_mul(
     check_out(source, target)
     y = target.original
     if source.view.size:
-        arrays = [_sliceable(tensor) for tensor in (source, *tables, target)]
-        windows = _windows(mode, arrays[0].shape[3])
-        plans = [plan for cut in windows for plan in _plans(*arrays, mode, cut, device)]
+        x, r1, r2, out = (_sliceable(tensor) for tensor in (source, *tables, target))
+        plans = [plan for cut in _windows(mode, x.shape[3]) for plan in _plans(x, r1, r2, out, mode, cut, device)]
         for plan in plans:
             plan.run()
     return y

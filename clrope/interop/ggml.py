@@ -425,7 +425,7 @@ def _float32(name: str, value: Any) -> float:
         with np.errstate(over="ignore"):
             return float(np.float32(float(value)))
     except OverflowError:  # an integer beyond float64
-        return math.inf if value > 0 else -math.inf
+        return -math.inf if value < 0 else math.inf
     except MemoryError:
         raise
     except Exception as error:
