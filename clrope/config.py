@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from itertools import islice
 from numbers import Real
 from typing import Any, Literal, get_args
 
 import numpy as np
 
+from .arguments import integer, sequence, short
 from .bounded_read import path_argument
 from .errors import ConfigError, naming_file, unreadable
-from .integers import is_integer
 from .io import gguf, hf, presets
-from .io.hf_rope import LEAST_REAL, MOST_COUNT, MOST_DIMS, MOST_REAL, short
+from .io.hf_rope import LEAST_REAL, MOST_DIMS, MOST_REAL
 from .mode import GGML_MODES, SECTION_MODES, Mode, modes_text, parse_mode
 
 __all__ = ["GGML_MODES", "SECTION_MODES", "Angles", "Mode", "RopeConfig", "parse_mode"]
@@ -29,7 +28,7 @@ Angles = Literal["exact", "ggml"]
 
 def _real(name: str, value: object, most: float = MOST_REAL) -> float:
     if isinstance(value, (bool, np.timedelta64)) or not isinstance(value, Real):
-        raise ConfigError(f"{name}: got {value!r} of type {type(value).__name__}, a real number is needed")
+        raise ConfigError(f"{name}: got {short(value)} of type {type(value).__name__}, a real number is needed")
     try:
         number = float(value)
     except OverflowError:
@@ -50,37 +49,6 @@ def _positive(name: str, value: object) -> float:
     if number < LEAST_REAL:
         raise ConfigError(f"{name}: got {number}, it must be at least {LEAST_REAL}")
     return number
-
-
-def _integer(name: str, value: object, least: int, most: int = MOST_COUNT) -> int:
-    if not is_integer(value):
-        raise ConfigError(f"{name}: got {value!r} of type {type(value).__name__}, an integer is needed")
-    try:
-        number = int(value)
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise ConfigError(unreadable(name, value, error)) from error
-    if number < least:
-        raise ConfigError(f"{name}: got {short(number)}, the least allowed is {least}")
-    if number > most:
-        raise ConfigError(f"{name}: got {short(number)}, at most {most} is allowed")
-    return number
-
-
-def _sequence(name: str, value: object) -> list[Any]:
-    # Sets have no order, mappings give their keys, bytes their numbers.
-    if isinstance(value, (str, bytes, bytearray, Set, Mapping)) or not isinstance(value, Iterable):
-        raise ConfigError(f"{name}: got {value!r} of type {type(value).__name__}, a sequence of numbers is needed")
-    try:
-        found = list(islice(value, MOST_DIMS + 1))
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise ConfigError(unreadable(name, value, error)) from error
-    if len(found) > MOST_DIMS:
-        raise ConfigError(f"{name}: got more than {MOST_DIMS} numbers")
-    return found
 
 
 @dataclass(frozen=True)
@@ -126,7 +94,7 @@ class RopeConfig:
 
         put("mode", parse_mode(self.mode))
         if self.n_dims is not None:
-            put("n_dims", _integer("n_dims", self.n_dims, 2, MOST_DIMS))
+            put("n_dims", integer("n_dims", self.n_dims, 2, MOST_DIMS))
             if self.n_dims % 2:
                 raise ConfigError(f"n_dims: got {self.n_dims}, it must be even (elements are rotated in pairs)")
         put("freq_base", _positive("freq_base", self.freq_base))
@@ -135,7 +103,7 @@ class RopeConfig:
         put("attn_factor", _real("attn_factor", self.attn_factor))
         put("beta_fast", _real("beta_fast", self.beta_fast))
         put("beta_slow", _real("beta_slow", self.beta_slow))
-        put("n_ctx_orig", _integer("n_ctx_orig", self.n_ctx_orig, 0))
+        put("n_ctx_orig", integer("n_ctx_orig", self.n_ctx_orig, 0))
         if self.ext_factor != 0:
             # ggml answers these with non-finite angles.
             put("beta_fast", _positive("beta_fast (with ext_factor other than 0)", self.beta_fast))
@@ -143,7 +111,7 @@ class RopeConfig:
             if self.freq_base == 1:
                 raise ConfigError("freq_base: got 1.0, YaRN's ramp (ext_factor other than 0) is undefined there")
         if self.freq_factors is not None:
-            given = _sequence("freq_factors", self.freq_factors)
+            given = sequence("freq_factors", self.freq_factors, MOST_DIMS)
             # A pair that shall not rotate has the largest factor that there is.
             factors = tuple(_real(f"freq_factors[{i}]", f, sys.float_info.max) for i, f in enumerate(given))
             for i, factor in enumerate(factors):
@@ -152,7 +120,7 @@ class RopeConfig:
             put("freq_factors", factors)
             if self.n_dims is not None:
                 self._check_factor_count(self.n_pairs(None))
-        put("n_offs", _integer("n_offs", self.n_offs, 0))
+        put("n_offs", integer("n_offs", self.n_offs, 0))
         if self.n_offs % 2:
             raise ConfigError(f"n_offs: got {self.n_offs}, it must be even")
         if self.n_offs and self.mode == "vision":
@@ -178,7 +146,7 @@ class RopeConfig:
             if self.mode in SECTION_MODES:
                 raise ConfigError(f"sections: mode {self.mode!r} needs them, (t, h, w) or (t, h, w, e) counts of pairs")
             return
-        counts = [_integer(f"sections[{i}]", s, 0) for i, s in enumerate(_sequence("sections", self.sections))]
+        counts = [integer(f"sections[{i}]", s, 0) for i, s in enumerate(sequence("sections", self.sections, MOST_DIMS))]
         if len(counts) not in (3, 4):
             raise ConfigError(f"sections: got {len(counts)} numbers, allowed are 3 (t, h, w) or 4 (t, h, w, e)")
         counts += [0] * (4 - len(counts))
@@ -211,13 +179,13 @@ class RopeConfig:
         if n_dims is None:
             if head_dim is None:
                 raise ConfigError("n_dims: not set, and no tensor or head_dim given to take it from")
-            n_dims = _integer("head_dim", head_dim, 0)
+            n_dims = integer("head_dim", head_dim, 0)
             n_dims = n_dims // 2 if self.mode == "vision" else n_dims
         return n_dims if self.mode == "vision" else n_dims // 2
 
     def for_head_dim(self, head_dim: int) -> RopeConfig:
         """Return this configuration with n_dims filled in and checked against a head of `head_dim` elements."""
-        return _for_head_dim(self, _integer("head_dim", head_dim, 0))
+        return _for_head_dim(self, integer("head_dim", head_dim, 0))
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary of every field; `from_dict` reads it back to an equal configuration."""

@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from .arguments import sequence, short
 from .errors import ShapeError
 from .integers import is_integer
 
@@ -32,6 +33,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "f8e5m2": np.dtype(ml_dtypes.float8_e5m2),
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+#: NumPy has no more; for sequences that do not end.
+_MOST_AXES = 64
 
 
 def dtype_name(dtype: Any, argument: str = "x") -> str:
@@ -100,8 +103,8 @@ class TensorView:
     def dense(cls, shape: Sequence[int], dtype: str, layout: str = "bsnd") -> TensorView:
         """Return the C-order tensor of `shape` (in the order of `layout`); raises as `from_ggml` does."""
         _check_dtype(dtype)
+        shape = [_whole("shape", length, 0) for length in sequence("shape", shape, _MOST_AXES, ShapeError)]
         letters = parse_layout(layout, len(shape))
-        shape = [_whole("shape", length, 0) for length in shape]
         _check_bytes("shape", math.prod(shape), dtype)
         steps: dict[str, int] = {"b": 0}
         extent: dict[str, int] = {"b": 1}
@@ -119,7 +122,7 @@ class TensorView:
         offsets, a stride or an offset that is no multiple of the element, and what 64-bit byte addresses do not reach.
         """
         _check_dtype(dtype)
-        lengths, strides = ([_whole(name, n, least) for n in _listed(name, given)]
+        lengths, strides = ([_whole(name, n, least) for n in sequence(name, given, _MOST_AXES, ShapeError)]
                             for name, given, least in (("ne", ne, 0), ("nb", nb, None)))  # fmt: skip
         if len(lengths) != len(strides) or not 1 <= len(lengths) <= 4:
             raise ShapeError(
@@ -128,7 +131,9 @@ class TensorView:
         item = DTYPES[dtype].itemsize
         start = _whole("view_offs", view_offs, 0)
         if any(n % item for n in strides) or start % item:
-            raise ShapeError(f"nb: got {strides} at offset {start}, multiples of the element size {item} are needed")
+            raise ShapeError(
+                f"nb: got {short(strides)} at offset {short(start)}, multiples of the element size {item} are needed"
+            )
         steps = [n // item for n in strides]
         lengths += [1] * (4 - len(lengths))
         while len(steps) < 4:
@@ -234,26 +239,19 @@ def _by_axis(values: dict[str, int]) -> Shape4:
 
 
 def _check_dtype(dtype: str) -> None:
-    if dtype not in DTYPES:
-        raise ShapeError(f"dtype: got {dtype!r}, allowed are {', '.join(DTYPES)}")
-
-
-def _listed(name: str, numbers: Any) -> list[Any]:
-    try:
-        return list(numbers)
-    except TypeError:
-        raise ShapeError(f"{name}: got {numbers!r}, a sequence of integers is needed") from None
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ShapeError(f"dtype: got {short(dtype)}, allowed are {', '.join(DTYPES)}")
 
 
 def _whole(name: str, value: Any, least: int | None = None) -> int:
     if not is_integer(value):
-        raise ShapeError(f"{name}: got {value!r} of type {type(value).__name__}, an integer is needed")
+        raise ShapeError(f"{name}: got {short(value)} of type {type(value).__name__}, an integer is needed")
     number = int(value)
     if least is not None and number < least:
-        raise ShapeError(f"{name}: got {number}, at least {least} is needed")
+        raise ShapeError(f"{name}: got {short(number)}, at least {least} is needed")
     return number
 
 
 def _check_bytes(name: str, elements: int, dtype: str) -> None:
     if elements * DTYPES[dtype].itemsize >= 1 << 63:
-        raise ShapeError(f"{name}: {elements} elements of {dtype} are beyond 64-bit byte addresses")
+        raise ShapeError(f"{name}: {short(elements)} elements of {dtype} are beyond 64-bit byte addresses")

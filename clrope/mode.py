@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from .arguments import short
 from .errors import ConfigError
 from .integers import is_integer
 
@@ -33,11 +34,8 @@ def parse_mode(mode: object) -> Mode:
     if is_integer(mode):
         if int(mode) in _MODE_OF_GGML:
             return _MODE_OF_GGML[int(mode)]  # type: ignore[return-value]
-        # Python refuses to print very long integers.
-        bits = int(mode).bit_length()
-        got = str(int(mode)) if bits < 128 else f"an integer of {bits} bits"
-        raise ConfigError(f"mode: got {got}, allowed are {modes_text()}")
-    raise ConfigError(f"mode: got {mode!r} of type {type(mode).__name__}, allowed are {modes_text()}")
+        raise ConfigError(f"mode: got {short(int(mode))}, allowed are {modes_text()}")
+    raise ConfigError(f"mode: got {short(mode)} of type {type(mode).__name__}, allowed are {modes_text()}")
 
 
 def modes_text() -> str:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from .arguments import integer
 from .config import parse_mode
-from .errors import ConfigError, ShapeError
-from .integers import is_integer
+from .errors import ConfigError, ShapeError, reading
 
 _PAIRINGS = ("normal", "neox")
 
@@ -35,28 +35,25 @@ def permute_qk(weight: Any, n_heads: int, source: str | int, target: str | int, 
             raise ConfigError(f"{name}: got {mode!r}, allowed are 'normal', 'neox'; the section modes pair as 'neox'")
     if not _is_array(weight):
         raise ShapeError(f"weight: got {type(weight).__name__}, allowed are NumPy arrays and torch tensors")
-    heads = _positive("n_heads", n_heads)
+    if isinstance(weight, np.matrix):
+        raise ShapeError("weight: got matrix, which has two axes always; pass np.asarray(weight)")
+    heads = integer("n_heads", n_heads, 1)
     if weight.ndim < 1 or weight.shape[0] == 0 or weight.shape[0] % heads:
         raise ShapeError(
             f"weight: got shape {list(weight.shape)}, the first axis must be a multiple of n_heads {heads}"
         )
     head_dim = weight.shape[0] // heads
-    rotated = head_dim if n_dims is None else _positive("n_dims", n_dims)
+    rotated = head_dim if n_dims is None else integer("n_dims", n_dims, 1)
     if rotated % 2 or rotated > head_dim:
         raise ConfigError(f"n_dims: got {rotated}, an even number up to head_dim = {head_dim} is needed")
     order = list(range(head_dim))
     if modes["source"] != modes["target"]:
         pairs = np.arange(rotated).reshape((-1, 2) if modes["source"] == "normal" else (2, -1))
         order[:rotated] = pairs.T.ravel().tolist()
-    return weight.reshape(heads, head_dim, *weight.shape[1:])[:, order].reshape(weight.shape)
+    with reading("weight", weight):  # torch does not reshape sparse tensors
+        return weight.reshape(heads, head_dim, *weight.shape[1:])[:, order].reshape(weight.shape)
 
 
 def _is_array(weight: object) -> bool:
     torch = sys.modules.get("torch")
     return isinstance(weight, np.ndarray) or (torch is not None and isinstance(weight, torch.Tensor))
-
-
-def _positive(name: str, number: object) -> int:
-    if not is_integer(number) or number < 1:
-        raise ConfigError(f"{name}: got {number!r}, an integer of at least 1 is needed")
-    return int(number)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .arguments import short
 from .config import RopeConfig
 from .errors import ShapeError, unreadable
 from .integers import is_integer
@@ -56,7 +57,7 @@ def position_rows(positions: Any, config: RopeConfig, *, batch: int | None, seq:
 
     Raises `ShapeError` naming what came and what is allowed.
     """
-    array = _integers(positions)
+    array = integers(positions)
     sections = config.uses_sections
     if batch is None or seq is None:
         batch, seq = 1, _free_length(array, sections)
@@ -90,8 +91,8 @@ def packed_positions(cu_seqlens: Any, total: int, offsets: Any = None) -> I64:
     """
     given: object = total
     if not is_integer(given) or not 0 <= int(total) <= LONGEST_AXIS:
-        raise ShapeError(f"total: got {total!r}, the number of tokens is needed, at most 2**30")
-    bounds = _wide(_integers(cu_seqlens, "cu_seqlens"), "cu_seqlens")
+        raise ShapeError(f"total: got {short(total)}, the number of tokens is needed, at most 2**30")
+    bounds = _wide(integers(cu_seqlens, "cu_seqlens"), "cu_seqlens")
     if bounds.ndim != 1 or bounds.shape[0] < 2:
         raise ShapeError(f"cu_seqlens: got shape {list(bounds.shape)}, a vector of at least 2 bounds is needed")
     descends = bool((bounds[1:] < bounds[:-1]).any())  # a difference could wrap
@@ -103,7 +104,7 @@ def packed_positions(cu_seqlens: Any, total: int, offsets: Any = None) -> I64:
     lengths = np.diff(bounds)
     positions = np.arange(total, dtype=np.int64) - np.repeat(bounds[:-1], lengths)
     if offsets is not None:
-        start = _wide(_integers(offsets, "offsets"), "offsets")
+        start = _wide(integers(offsets, "offsets"), "offsets")
         if start.shape != lengths.shape:
             raise ShapeError(
                 f"offsets: got shape {list(start.shape)}, one per sequence is needed: {list(lengths.shape)}"
@@ -118,7 +119,8 @@ def packed_positions(cu_seqlens: Any, total: int, offsets: Any = None) -> I64:
     return positions
 
 
-def _integers(positions: Any, name: str = "positions") -> npt.NDArray[Any]:
+def integers(positions: Any, name: str = "positions") -> npt.NDArray[Any]:
+    """Return an argument as an array of integers; raise `ShapeError` for others, ragged lists and masked arrays."""
     try:
         array = np.asarray(positions)
     except (ValueError, TypeError, OverflowError) as error:  # rows of different lengths, for one
@@ -147,7 +149,7 @@ def _refuse_beyond_64_bits(numbers: npt.NDArray[Any], name: str) -> None:
     """Raise `ShapeError` for integers that NumPy made floats or objects of, because they are too large."""
     for number in numbers.flat:
         if isinstance(number, Integral) and not -(1 << 63) <= int(number) < 1 << 63:
-            raise ShapeError(f"{name}: got {number}, allowed are -2**63 ... 2**63 - 1")
+            raise ShapeError(f"{name}: got {short(number)}, allowed are -2**63 ... 2**63 - 1")
 
 
 def _wide(array: npt.NDArray[Any], name: str = "positions") -> I64:

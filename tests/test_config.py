@@ -71,6 +71,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mode": "mrope", "sections": 4}, "sections: got 4 of type int, a sequence of numbers is needed"),
     ({"sections": (1, 1, 1)}, "sections: got (1, 1, 1, 0), mode 'neox' has no sections"),
     ({"angles": "fast"}, "angles: got 'fast', allowed are 'exact', 'ggml'"),
+    # Python prints no integer of so many digits.
+    ({"mode": 10**5000}, "mode: got an integer of 16610 bits, allowed are"),
+    ({"mode": [10**5000]}, "mode: got a list that cannot be printed of type list"),
+    ({"freq_base": [10**5000]}, "freq_base: got a list that cannot be printed of type list"),
+    ({"n_offs": [10**5000]}, "n_offs: got a list that cannot be printed of type list"),
 ]
 
 

@@ -222,9 +222,7 @@ def test_what_is_read_out_of_order_is_written_later(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_another_queue_reads_is_written_later(
-    queue: cl.CommandQueue, way: str, rng: np.random.Generator
-) -> None:
+def test_what_another_queue_reads_is_written_later(queue: cl.CommandQueue, way: str, rng: np.random.Generator) -> None:
     """An array's own queue does not know of launches on another one that read it; its events do."""
     other = cl.CommandQueue(queue.context, queue.device)
     x, pairs = host(rng), NEOX.n_pairs(None)

@@ -80,6 +80,12 @@ def test_torch_tensors_stay_tensors(rng: np.random.Generator) -> None:
         assert torch.equal(moved, torch.from_numpy(want).to(dtype))
 
 
+def test_a_sparse_tensor_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(clrope.ShapeError, match="weight: Tensor cannot be read"):
+        clrope.permute_qk(torch.ones(8, 4).to_sparse(), 2, "normal", "neox")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -90,6 +96,9 @@ def test_torch_tensors_stay_tensors(rng: np.random.Generator) -> None:
         ((np.ones((9, 4)), 3, "normal", "neox"), "n_dims: got 3, an even number up to head_dim = 3"),
         ((np.ones((8, 4)), 0, "normal", "neox"), "n_heads: got 0"),
         ((np.ones((8, 4)), True, "normal", "neox"), "n_heads: got True"),
+        ((np.ones((8, 4)), 10**5000, "normal", "neox"), "n_heads: got an integer of 16610 bits, at most"),
+        ((np.ones((8, 4)), [10**5000], "normal", "neox"), "n_heads: got a list that cannot be printed"),
+        ((np.ones((8, 4)).view(np.matrix), 2, "normal", "neox"), r"weight: got matrix, .* pass np.asarray\(weight\)"),
         ((np.ones((8, 4)), 2, "mrope", "neox"), "source: got 'mrope'"),
         ((np.ones((8, 4)), 2, "neox", 24), "target: got 'vision'"),
         ((np.ones((8, 4)), 2, "half", "neox"), "mode: got 'half'"),

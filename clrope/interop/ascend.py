@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import short
 from ..arrays import Operand, check_out, empty_like, operand
-from ..errors import ConfigError, ShapeError, renamed
+from ..errors import ConfigError, ShapeError, reading, renamed
+from ..integers import is_integer
 from ..plan.plan import Plan
 from ..tables import FullTables, rotate_plan
 
@@ -47,16 +49,19 @@ def rotary_mul(
     """
     mode = _mode(rotary_mode)
     for name, tensor in (("x", x), ("r1", r1), ("r2", r2)):
-        if len(getattr(tensor, "shape", (0,) * 4)) != 4:
-            raise ShapeError(f"{name}: got rank {len(tensor.shape)}, 4 is needed (BNSD, BSND or SBND)")
+        with reading(name, tensor):
+            if len(getattr(tensor, "shape", (0,) * 4)) != 4:
+                raise ShapeError(f"{name}: got rank {len(tensor.shape)}, 4 is needed (BNSD, BSND or SBND)")
     source = operand(x, "bsnd", "x")
     if source.view.size:
-        _check(source, r1, r2, mode)
+        tables = operand(r1, "bsnd", "r1"), operand(r2, "bsnd", "r2")
+        _check(source, *tables, mode)
     target = empty_like(source) if out is None else operand(out, "bsnd", "out", writable=True)
     check_out(source, target)
     y = target.original
     if source.view.size:
-        plans = [plan for cut in _windows(mode, x.shape[3]) for plan in _plans(x, r1, r2, y, mode, cut, device)]
+        x, r1, r2, out = (_sliceable(tensor) for tensor in (source, *tables, target))
+        plans = [plan for cut in _windows(mode, x.shape[3]) for plan in _plans(x, r1, r2, out, mode, cut, device)]
         for plan in plans:
             plan.run()
     return y
@@ -64,32 +69,36 @@ def rotary_mul(
 
 def _mode(rotary_mode: str | int) -> str:
     names = {number: name for name, number in ROTARY_MODES.items()}
-    mode = names.get(rotary_mode) if isinstance(rotary_mode, int) else rotary_mode
-    if mode not in ROTARY_MODES:
+    mode = names.get(int(rotary_mode)) if is_integer(rotary_mode) else rotary_mode
+    if not isinstance(mode, str) or mode not in ROTARY_MODES:
         allowed = ", ".join(f"{name!r} ({number})" for name, number in ROTARY_MODES.items())
-        raise ConfigError(f"rotary_mode: got {rotary_mode!r}, allowed are {allowed}")
+        raise ConfigError(f"rotary_mode: got {short(rotary_mode)}, allowed are {allowed}")
     return mode
 
 
-def _check(x: Operand, r1: Any, r2: Any, mode: str) -> None:
-    shape = tuple(x.original.shape)
+def _sliceable(tensor: Operand) -> Any:
+    """Return a tensor as what can be cut into windows: of a buffer, which has no such slices, the NumPy view."""
+    return tensor.host if tensor.kind == "numpy" else tensor.original
+
+
+def _check(x: Operand, r1: Operand, r2: Operand, mode: str) -> None:
+    shape = tuple(_sliceable(x).shape)
     multiple = 4 if mode == "quarter" else 2
     if shape[3] % multiple:
         raise ShapeError(f"x: the last axis has {shape[3]} elements, mode {mode!r} needs a multiple of {multiple}")
-    for name, table in (("r1", r1), ("r2", r2)):
-        found = operand(table, "bsnd", name)
-        given = tuple(table.shape)
+    rows = [tuple(_sliceable(table).shape) for table in (r1, r2)]
+    for name, found, given in zip(("r1", "r2"), (r1, r2), rows, strict=True):
         if given[3] != shape[3] or any(n not in (1, m) for n, m in zip(given, shape, strict=True)):
             raise ShapeError(
                 f"{name}: got shape {list(given)}, x has {list(shape)}: the last axis must be the same, each other the "
                 "same or 1"
             )
         if found.view.dtype != x.view.dtype:
-            raise ShapeError(f"{name}: got dtype {table.dtype}, x has {x.original.dtype}")
+            raise ShapeError(f"{name}: got dtype {_sliceable(found).dtype}, x has {_sliceable(x).dtype}")
         if found.kind != x.kind:
             raise ShapeError(f"{name}: got {found.kind} memory, x is in {x.kind} memory")
-    if tuple(r1.shape) != tuple(r2.shape):
-        raise ShapeError(f"r2: got shape {list(r2.shape)}, r1 has {list(r1.shape)}")
+    if rows[0] != rows[1]:
+        raise ShapeError(f"r2: got shape {list(rows[1])}, r1 has {list(rows[0])}")
 
 
 def _windows(mode: str, head_dim: int) -> list[slice]:

@@ -17,11 +17,12 @@ import numpy.typing as npt
 
 from ..api import config_of
 from ..api import rope as rope_whole
+from ..arguments import short
 from ..arrays import check_forward
 from ..config import RopeConfig
 from ..errors import ConfigError, ShapeError
 from ..layout import dtype_name, parse_layout
-from ..positions import packed_positions, position_rows
+from ..positions import integers, packed_positions, position_rows
 
 I64 = npt.NDArray[np.int64]
 #: Positions within ± this are rotated by steps of 64 bits.
@@ -63,6 +64,8 @@ def rope(
     letters = parse_layout(layout, x.ndim)
     if _unknown(x.shape):
         raise ShapeError(f"x: got chunks of unknown lengths, shape {list(x.shape)}; call x.compute_chunk_sizes() first")
+    if not isinstance(rechunk, bool):
+        raise ConfigError(f"rechunk: got {short(rechunk)} of type {type(rechunk).__name__}, True or False is needed")
     x = _whole_heads(x, letters, rechunk)
     if config is None:
         config = config_of(fields)
@@ -172,7 +175,7 @@ def _given(positions: Any, config: RopeConfig, batch: int, seq: int, da: Any) ->
     Without an s they are of the first token. Values are checked, if there are any yet.
     """
     lazy = isinstance(positions, da.Array)
-    array = positions if lazy else np.asarray(positions)
+    array = positions if lazy else integers(positions)
     if array.ndim == 0 and array.dtype.kind in "iu":
         if not lazy:
             _check_end(array, seq)

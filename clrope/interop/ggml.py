@@ -10,16 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..api import rope
+from ..arguments import MOST_COUNT, integer, sequence, short
 from ..arrays import is_opencl_array, operand
 from ..config import GGML_MODES, Angles, RopeConfig, parse_mode
-from ..errors import ConfigError, ShapeError, renamed
+from ..errors import ConfigError, ShapeError, reading, renamed, unreadable
+from ..integers import is_integer
 from ..layout import DTYPES
+from ..positions import integers
 
 __all__ = [
     "OpParams",
@@ -39,6 +43,8 @@ _INTEGERS: dict[str, np.dtype[Any]] = {"i32": np.dtype(np.int32), "i64": np.dtyp
 TYPES: dict[str, np.dtype[Any]] = {name: kind for name, kind in (DTYPES | _INTEGERS).items() if name in GGML_TYPES}
 _TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()}
 _MROPE = GGML_MODES["mrope"]
+#: NumPy has no more; for sequences that do not end.
+_MOST_NUMBERS = 64
 
 
 @dataclass(eq=False)
@@ -51,7 +57,8 @@ class Tensor:
     nb:        strides in bytes, in the same order; None: dense.
     view_offs: bytes from the start of `data` to the first element.
 
-    Raises `ShapeError` for an unknown type, more than four axes, or elements outside `data`.
+    Raises `ShapeError` for an unknown type, more than four axes, numbers that are no integers or below 0, or elements
+    outside `data`.
     """
 
     data: Any
@@ -62,23 +69,27 @@ class Tensor:
 
     def __post_init__(self) -> None:
         numbers = {number: name for name, number in GGML_TYPES.items()}
-        name = numbers.get(self.type, "") if isinstance(self.type, int) else self.type
-        if name not in TYPES:
+        name = numbers.get(int(self.type), "") if is_integer(self.type) else self.type
+        if not isinstance(name, str) or name not in TYPES:
             allowed = ", ".join(f"{n!r} ({GGML_TYPES[n]})" for n in TYPES)
-            raise ShapeError(f"type: got {self.type!r}, allowed are {allowed}")
+            raise ShapeError(f"type: got {short(self.type)}, allowed are {allowed}")
         self.type = name
-        self.ne = [int(n) for n in self.ne]
-        if not 1 <= len(self.ne) <= 4 or min(self.ne) < 0:
+        self.ne = _counts("ne", self.ne)
+        if not 1 <= len(self.ne) <= 4:
             raise ShapeError(f"ne: got {self.ne}, 1 to 4 lengths are needed")
         item = TYPES[name].itemsize
+        # NumPy counts the axes of an empty array, too.
+        if math.prod(max(1, n) for n in self.ne) * item > MOST_COUNT:
+            raise ShapeError(f"ne: got {self.ne}, whose elements are beyond 64-bit byte addresses")
         if self.nb is None:
             self.nb = [item * math.prod(self.ne[:axis]) for axis in range(len(self.ne))]
-        self.nb = [int(n) for n in self.nb]
-        if len(self.nb) != len(self.ne) or min(self.nb) < 0:
+        self.nb = _counts("nb", self.nb)
+        if len(self.nb) != len(self.ne):
             raise ShapeError(f"nb: got {self.nb}, {len(self.ne)} byte strides of at least 0 are needed, one per ne")
+        self.view_offs = integer("view_offs", self.view_offs, 0, refuse=ShapeError)
         memory = np.frombuffer(_bytes(self.data), np.uint8)
         last = self.view_offs + sum((n - 1) * step for n, step in zip(self.ne, self.nb, strict=True)) + item
-        if self.view_offs < 0 or (0 not in self.ne and last > memory.size):
+        if 0 not in self.ne and last > memory.size:
             raise ShapeError(
                 f"ne, nb: {self.ne}, {self.nb} at offset {self.view_offs} reach from byte {self.view_offs} to {last}, "
                 f"data has {memory.size}"
@@ -115,15 +126,15 @@ class OpParams:
     n_offs: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.mode, int) and self.mode & 1:
-            raise ConfigError(f"mode: got {self.mode}, odd modes are no longer supported by ggml")
+        if is_integer(self.mode) and int(self.mode) & 1:
+            raise ConfigError(f"mode: got {short(self.mode)}, odd modes are no longer supported by ggml")
         put = object.__setattr__  # frozen dataclass
         put(self, "mode", GGML_MODES[parse_mode(self.mode)])
         for name in ("n_dims", "n_ctx_orig", "n_offs"):
             put(self, name, _int32(name, getattr(self, name)))
         for name in _FLOATS:
             put(self, name, _float32(name, getattr(self, name)))
-        given = list(self.sections)
+        given = sequence("sections", self.sections, _MOST_NUMBERS)
         if len(given) != 4:
             raise ConfigError(f"sections: got {len(given)} numbers, ggml takes 4 (t, h, w, e)")
         counts = tuple(_int32(f"sections[{i}]", n) for i, n in enumerate(given))
@@ -141,10 +152,16 @@ class OpParams:
     @classmethod
     def decode(cls, params: Any) -> OpParams:
         """Read int32[16] (an array, a sequence, or 64 bytes); raise `ShapeError` for any other size or type."""
-        raw = np.frombuffer(params, np.int32) if isinstance(params, (bytes, bytearray)) else np.asarray(params)
-        if raw.shape != (16,) or raw.dtype.kind not in "iu":
+        if isinstance(params, (bytes, bytearray)):
+            if len(params) != 64:
+                raise ShapeError(f"op_params: got {len(params)} bytes, 64 are needed")
+            params = np.frombuffer(params, np.int32)
+        raw = integers(params, "op_params")
+        if raw.shape != (16,):
             raise ShapeError(f"op_params: got {raw.dtype}{list(raw.shape)}, int32[16] is needed")
-        words = [_int32(f"op_params[{i}]", int(word)) for i, word in enumerate(raw)]
+        # Of a list its own numbers, since NumPy makes integers of the bools among them.
+        given = params if isinstance(params, (list, tuple)) else raw
+        words = [_int32(f"op_params[{i}]", word) for i, word in enumerate(given)]
         floats = np.array(words[5:11], np.int32).view(np.float32)
         named = {name: float(value) for name, value in zip(_FLOATS, floats, strict=True)}
         t, h, w, e = words[11:15]
@@ -156,11 +173,13 @@ class OpParams:
         if not self.mode & _MROPE:
             del given["sections"]
         with renamed({"freq_factors": "c"}):
-            return RopeConfig(**given, freq_factors=None if c is None else tuple(map(float, c)), angles=angles)
+            return RopeConfig(**given, freq_factors=c, angles=angles)  # type: ignore[arg-type]
 
     @classmethod
     def of_config(cls, config: RopeConfig) -> OpParams:
         """Return the parameters of a configuration with n_dims set; its freq_factors are ggml's tensor c."""
+        if not isinstance(config, RopeConfig):
+            raise ConfigError(f"config: got {type(config).__name__}, a RopeConfig is needed")
         if config.n_dims is None:
             raise ConfigError("n_dims: not set, op_params need it")
         given = {f.name: getattr(config, f.name) for f in fields(cls)}
@@ -279,6 +298,8 @@ def rope_set_rows(
         _sections(sections), n_offs,
     )  # fmt: skip
     source = _four_axes(a)[0]
+    if isinstance(dst, (list, tuple)):  # of which NumPy makes an array of its own
+        raise ShapeError(f"dst: got {type(dst).__name__}, an array or a Tensor is needed")
     target = _host(dst, "dst", ("f16", "f32"))
     rows = _host(row_indices, "row_indices", ("i64", "i32"))
     batch, seq, heads, head_dim = source.shape
@@ -330,11 +351,12 @@ def _rope(
 def _four_axes(a: Any) -> tuple[Any, int]:
     """Return `a` as an array `[B, S, N, D]` on the same memory, and its rank; check what ggml asserts."""
     array = a.array() if isinstance(a, Tensor) else a
-    rank = len(getattr(array, "shape", ()))
-    if not 1 <= rank <= 4:
-        what = f"rank {rank}" if hasattr(array, "shape") else type(array).__name__
-        raise ShapeError(f"a: got {what}, a tensor of 1 to 4 axes is needed")
-    array = array[(None,) * (4 - rank) + (Ellipsis,)] if rank < 4 else array
+    with reading("a", a):
+        rank = len(getattr(array, "shape", ()))
+        if not 1 <= rank <= 4:
+            what = f"rank {rank}" if hasattr(array, "shape") else type(array).__name__
+            raise ShapeError(f"a: got {what}, a tensor of 1 to 4 axes is needed")
+        array = array[(None,) * (4 - rank) + (Ellipsis,)] if rank < 4 else array
     view = operand(array, "bsnd", "a").view
     if view.dtype not in ("f16", "f32"):
         raise ShapeError(f"a: got type {view.dtype}, ggml rotates f32 and f16 (clrope.rope takes bf16 and f64 too)")
@@ -347,10 +369,10 @@ def _host(t: Any, name: str, types: tuple[str, ...]) -> npt.NDArray[Any]:
     """Return a tensor in host memory as a NumPy array of one of the types."""
     if is_opencl_array(t):
         raise ShapeError(f"{name}: got an OpenCL array, host memory is needed")
-    try:
+    if isinstance(t, np.ma.MaskedArray):
+        raise ShapeError(f"{name}: got a masked array, whose mask would be ignored; pass its `data`")
+    with reading(name, t):  # a ragged list, for one, or a torch type that NumPy has not
         array = t.array() if isinstance(t, Tensor) else np.asarray(t)
-    except TypeError:  # a torch type that NumPy has not
-        raise ShapeError(f"{name}: got {type(t).__name__} of {t.dtype}, NumPy has no such type") from None
     if _TYPE_NAMES.get(array.dtype) not in types:
         raise ShapeError(f"{name}: got dtype {array.dtype}, ggml takes {' or '.join(str(TYPES[n]) for n in types)}")
     return array
@@ -375,35 +397,39 @@ def _positions(b: Any, mode: int, seq: int) -> npt.NDArray[Any]:
 
 
 def _factors(c: Any) -> list[float]:
-    given = np.asarray(c, np.float32) if isinstance(c, (list, tuple)) else c
-    return [float(factor) for factor in _vector(given, "c", "f32")]
+    if isinstance(c, (list, tuple)):
+        return [_float32(f"c[{i}]", factor) for i, factor in enumerate(c)]
+    return [float(factor) for factor in _vector(c, "c", "f32")]
 
 
 def _sections(sections: Sequence[int] | None) -> tuple[int, int, int, int]:
-    try:
-        return (0, 0, 0, 0) if sections is None else tuple(sections)  # type: ignore[return-value]
-    except TypeError:
-        raise ConfigError(f"sections: got {sections!r}, 4 counts of pairs are needed") from None
+    # As given: a set made a tuple would look like a sequence.
+    return (0, 0, 0, 0) if sections is None else sections  # type: ignore[return-value]
 
 
 def _int32(name: str, value: Any) -> int:
-    try:
-        number = int(value.__index__())
-    except (AttributeError, TypeError):
-        raise ConfigError(f"{name}: got {value!r} of type {type(value).__name__}, an integer is needed") from None
-    if not -(1 << 31) <= number < 1 << 31:
-        raise ConfigError(f"{name}: got {number}, ggml keeps it in 32 bits")
-    return number
+    if is_integer(value) and not -(1 << 31) <= int(value) < 1 << 31:
+        raise ConfigError(f"{name}: got {short(int(value))}, ggml keeps it in 32 bits")
+    return integer(name, value, -(1 << 31))
+
+
+def _counts(name: str, value: Any) -> list[int]:
+    found = sequence(name, value, _MOST_NUMBERS, ShapeError)
+    return [integer(f"{name}[{i}]", n, 0, refuse=ShapeError) for i, n in enumerate(found)]
 
 
 def _float32(name: str, value: Any) -> float:
-    if isinstance(value, (bool, str)):
-        raise ConfigError(f"{name}: got {value!r} of type {type(value).__name__}, a number is needed")
+    if isinstance(value, (bool, np.timedelta64)) or not isinstance(value, Real):
+        raise ConfigError(f"{name}: got {short(value)} of type {type(value).__name__}, a number is needed")
     try:
         with np.errstate(over="ignore"):
-            return float(np.float32(value))
-    except (TypeError, ValueError):
-        raise ConfigError(f"{name}: got {value!r} of type {type(value).__name__}, a number is needed") from None
+            return float(np.float32(float(value)))
+    except OverflowError:  # an integer beyond float64
+        return -math.inf if value < 0 else math.inf
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ConfigError(unreadable(name, value, error)) from error
 
 
 def _bytes(data: Any) -> Any:

@@ -6,15 +6,17 @@ Argument order (y before x, sin before cos), rules and status codes are those of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
-import numpy as np
-
+from ..arguments import MOST_COUNT, integer, sequence, short
 from ..arrays import is_opencl_array
-from ..errors import ConfigError, ShapeError, renamed
+from ..errors import ConfigError, RopeError, ShapeError, renamed, unreadable
+from ..integers import is_integer
 from ..tables import rotate_plan
 
 __all__ = ["Algo", "InfiniOpError", "RoPEDescriptor", "Status", "TensorDescriptor"]
@@ -57,6 +59,8 @@ class TensorDescriptor:
 
     shape:   lengths. strides: in elements; None: C order.
     dtype:   'F16', 'BF16', 'F32', 'F64', 'I8' ... 'I64', 'U8' ... 'U64', or NumPy's name of it.
+
+    Raises `InfiniOpError` for lengths and strides that are no integers, and lengths below 0.
     """
 
     shape: tuple[int, ...]
@@ -65,11 +69,15 @@ class TensorDescriptor:
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # frozen dataclass
-        put(self, "shape", tuple(map(int, self.shape)))
-        strides = c_order(self.shape) if self.strides is None else tuple(map(int, self.strides))
+        put(self, "shape", _integers("shape", self.shape, 0, Status.BAD_TENSOR_SHAPE))
+        strides = c_order(self.shape)
+        if self.strides is not None:
+            strides = _integers("strides", self.strides, -MOST_COUNT, Status.BAD_TENSOR_STRIDES)
         message = f"strides: got {list(strides)} for shape {list(self.shape)}, one per axis"
         _require(len(strides) == len(self.shape), Status.BAD_TENSOR_STRIDES, message)
         put(self, "strides", strides)
+        message = f"dtype: got {short(self.dtype)} of type {type(self.dtype).__name__}, a name is needed"
+        _require(isinstance(self.dtype, str), Status.BAD_TENSOR_DTYPE, message)
         put(self, "dtype", _DTYPES.get(self.dtype, self.dtype))
 
     @classmethod
@@ -80,6 +88,15 @@ class TensorDescriptor:
         """
         if isinstance(tensor, TensorDescriptor):
             return tensor
+        try:
+            return cls._of(tensor, name)
+        except (RopeError, MemoryError):
+            raise
+        except Exception as error:
+            raise InfiniOpError(Status.BAD_PARAM, unreadable(name, tensor, error)) from error
+
+    @classmethod
+    def _of(cls, tensor: Any, name: str) -> TensorDescriptor:
         if not (hasattr(tensor, "shape") and hasattr(tensor, "dtype")):
             what = "None" if tensor is None else type(tensor).__name__
             raise InfiniOpError(Status.NULL_POINTER, f"{name}: got {what}, an array or a TensorDescriptor is needed")
@@ -87,6 +104,9 @@ class TensorDescriptor:
         if callable(getattr(tensor, "stride", None)):
             return cls(tuple(tensor.shape), tuple(tensor.stride()), dtype)
         item = tensor.dtype.itemsize
+        whole = all(step % item == 0 for step in tensor.strides)
+        message = f"{name}: got byte strides {list(tensor.strides)}, multiples of the element size {item} are needed"
+        _require(whole, Status.BAD_TENSOR_STRIDES, message)
         return cls(tuple(tensor.shape), tuple(step // item for step in tensor.strides), dtype)
 
     def __str__(self) -> str:
@@ -95,7 +115,7 @@ class TensorDescriptor:
 
 def c_order(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides, in elements, of a dense tensor in C order."""
-    return tuple(int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape)))
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 class RoPEDescriptor:
@@ -116,8 +136,8 @@ class RoPEDescriptor:
     ) -> None:
         named = {"y": y, "x": x, "pos_ids": pos_ids, "sin_table": sin_table, "cos_table": cos_table}
         made = {name: TensorDescriptor.of(tensor, name) for name, tensor in named.items()}
-        known = isinstance(algo, int) and algo in list(Algo)
-        _require(known, Status.NULL_POINTER, f"algo: got {algo!r}, allowed are GPT_J (0) and GPT_NEOX (1)")
+        known = is_integer(algo) and algo in list(Algo)
+        _require(known, Status.NULL_POINTER, f"algo: got {short(algo)}, allowed are GPT_J (0) and GPT_NEOX (1)")
         _check_types(made)
         _check_shapes(made)
         _check_strides(made)
@@ -150,6 +170,16 @@ class RoPEDescriptor:
         except (ShapeError, ConfigError) as error:
             raise InfiniOpError(Status.BAD_PARAM, str(error)) from error
         return plan.run()
+
+
+#: Most axes of a tensor; NumPy has no more.
+_MOST_AXES = 64
+
+
+def _integers(name: str, value: Any, least: int, status: Status) -> tuple[int, ...]:
+    refuse = partial(InfiniOpError, status)
+    found = sequence(name, value, _MOST_AXES, refuse)
+    return tuple(integer(f"{name}[{i}]", n, least, refuse=refuse) for i, n in enumerate(found))
 
 
 def _require(right: bool, status: Status, message: str) -> None:

@@ -7,18 +7,24 @@ The onnx package is needed by `Backend` only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from inspect import signature
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..arguments import integer, short
 from ..arrays import is_opencl_array
 from ..device import device as select_device
 from ..device import devices
-from ..errors import ConfigError, DeviceError, ShapeError
+from ..errors import ConfigError, DeviceError, ShapeError, reading
+from ..integers import is_integer
 from ..layout import dtype_name
+from ..positions import integers
 from ..tables import rotate
 
 if TYPE_CHECKING:
@@ -53,6 +59,7 @@ def rotary_embedding(
     Raises `ShapeError`, `ConfigError` (both `ValueError`), `DeviceError`, `BuildError`.
     """
     x, batch, seq = _input(X, "X")
+    num_heads = integer("num_heads", num_heads, 0)
     if len(x.shape) == 3 and not num_heads:
         raise ShapeError(f"num_heads: got 0, it must be given for 3-D X, which has shape {list(x.shape)}")
     heads, layout = _split(x, "X", num_heads)
@@ -62,7 +69,7 @@ def rotary_embedding(
         _check_caches(cos, sin, [batch, seq, rotated // 2], "without position_ids")
         return _rotate(heads, cos, sin, None, interleaved, layout, device, rotated, x.shape)
     _check_caches(cos, sin, [None, rotated // 2], "with position_ids")
-    ids = _integers(position_ids)
+    ids = integers(position_ids, "position_ids")
     if ids.shape != (batch, seq):
         raise ShapeError(f"position_ids: got shape {list(ids.shape)}, [batch, sequence] = [{batch}, {seq}] needed")
     _check_range(ids, 0, cos.shape[0])
@@ -101,8 +108,9 @@ def rotary_embedding_ms(
     x, batch, seq = _input(input, "input")
     cos, sin = _caches(cos_cache, sin_cache, x)
     _flag("is_packed_batching", is_packed_batching)
-    if isinstance(scale, bool) or not isinstance(scale, (int, float, np.number)) or not np.isfinite(scale):
-        raise ConfigError(f"scale: got {scale!r}, a finite number is needed")
+    _check_finite("scale", scale)
+    num_heads = integer("num_heads", num_heads, 0)
+    rotary_embedding_dim = integer("rotary_embedding_dim", rotary_embedding_dim, 0)
     if len(x.shape) == 3 and not num_heads:
         if rotary_embedding_dim:
             raise ShapeError(
@@ -117,7 +125,7 @@ def rotary_embedding_ms(
         raise ShapeError(
             f"cos_cache: got {cos.shape[0]} rows for a sequence of {seq}; as many are needed unless is_packed_batching"
         )
-    ids = _integers(position_ids)
+    ids: Any = integers(position_ids, "position_ids")
     if ids.shape in ((), (1,)):
         _check_range(ids, max(0, seq - 1), cos.shape[0])
         ids = int(ids.reshape(-1)[0])
@@ -140,7 +148,7 @@ class Backend:
     @classmethod
     def is_compatible(cls, model: ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
         """Whether every node of the model is one of the two operators."""
-        opsets = _opsets(model)
+        opsets = _opsets(_checked(model))
         try:
             for node in model.graph.node:
                 _operator(node, opsets)
@@ -165,7 +173,7 @@ class Backend:
         """
         import onnx
 
-        onnx.checker.check_model(model)
+        onnx.checker.check_model(_checked(model))
         return BackendRep(model, _selector(device))
 
     @classmethod
@@ -177,9 +185,21 @@ class Backend:
     def run_node(
         cls, node: NodeProto, inputs: Any, device: str = "CPU", outputs_info: Any = None, **kwargs: Any
     ) -> tuple[Any, ...]:
-        """Run one node on inputs in its order (None for one that is left out). opset_version: 23 if not given."""
-        run = _operator(node, {"": int(kwargs.get("opset_version", 23)), "com.microsoft": 1})
-        return (run(*inputs, device=_selector(device)),)
+        """Run one node on inputs in its order (None for one that is left out). opset_version: 23 if not given.
+
+        Raises `ShapeError` for another number of inputs than the operator takes, and as the operators do.
+        """
+        from onnx import NodeProto
+
+        if not isinstance(node, NodeProto):
+            raise ConfigError(f"node: got {type(node).__name__}, an onnx.NodeProto is needed")
+        version = integer("opset_version", kwargs.get("opset_version", 23), 1)
+        run = _operator(node, {"": version, "com.microsoft": 1})
+        values = _listed(inputs)
+        least, names = _input_names(run)
+        if not least <= len(values) <= len(names):
+            raise ShapeError(f"inputs: got {len(values)}, {node.op_type} takes {', '.join(names)}")
+        return (run(*values, device=_selector(device)),)
 
 
 class BackendRep:
@@ -195,11 +215,17 @@ class BackendRep:
         self._inputs = [i.name for i in graph.input if i.name not in self._constants]
         self._outputs = [o.name for o in graph.output]
         self._steps = [(_operator(node, opsets), list(node.input), node.output[0]) for node in graph.node]
+        known = {"", *self._constants, *self._inputs}
+        for _, sources, target in self._steps:
+            _check_names(sources, known)
+            known.add(target)
+        _check_names(self._outputs, known)
         if selector is not None:
             select_device(selector)
 
     def run(self, inputs: Sequence[Any] | Mapping[str, Any], **kwargs: Any) -> tuple[Any, ...]:
         """Return the graph's outputs for its inputs, given in its order or by name; errors as of the operators."""
+        inputs = inputs if isinstance(inputs, Mapping) else _listed(inputs)
         given = inputs if isinstance(inputs, Mapping) else dict(zip(self._inputs, inputs, strict=False))
         missing = [name for name in self._inputs if name not in given]
         unknown = [name for name in given if name not in self._inputs]
@@ -223,11 +249,21 @@ def _operator(node: NodeProto, opsets: Mapping[str, int]) -> Callable[..., Any]:
     from onnx import helper
 
     domain = "" if node.domain == "ai.onnx" else node.domain
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    try:
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    except ValueError as error:  # a reference in a function
+        raise ConfigError(f"model: an attribute of {node.op_type} cannot be read: {error}") from error
     if node.op_type == "RotaryEmbedding" and domain in _OPERATORS:
         first, run = _OPERATORS[domain]
         known = [p.name for p in signature(run).parameters.values() if p.kind is p.KEYWORD_ONLY and p.name != "device"]
         if opsets.get(domain, 0) >= first and attributes.keys() <= set(known):
+            least, names = _input_names(run)
+            # onnx's checker does not know the operator of com.microsoft.
+            if not least <= len(node.input) <= len(names) or len(node.output) != 1:
+                raise ConfigError(
+                    f"model: got {len(node.input)} inputs and {len(node.output)} outputs of RotaryEmbedding; allowed "
+                    f"are the inputs {', '.join(names)} and one output"
+                )
             return partial(run, **attributes)
     raise ConfigError(
         f"model: got operator {node.domain or 'ai.onnx'}.{node.op_type} with attributes "
@@ -236,26 +272,57 @@ def _operator(node: NodeProto, opsets: Mapping[str, int]) -> Callable[..., Any]:
     )
 
 
+def _input_names(run: Callable[..., Any]) -> tuple[int, list[str]]:
+    """Return how many inputs an operator needs, and the names of all that it takes."""
+    given = [p for p in signature(run).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    return sum(p.default is p.empty for p in given), [p.name for p in given]
+
+
+def _listed(inputs: Any) -> list[Any]:
+    """Return a sequence of inputs as a list. The planes of one array are not taken for inputs."""
+    if isinstance(inputs, (str, bytes, Set, Mapping, np.ndarray)) or not isinstance(inputs, Iterable):
+        raise ShapeError(f"inputs: got {type(inputs).__name__}, a list of arrays is needed")
+    return list(inputs)
+
+
+def _check_names(names: Sequence[str], known: Set[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"model: {name!r} is made by no node, initializer or input before it is used")
+
+
+def _checked(model: Any) -> ModelProto:
+    from onnx import ModelProto
+
+    if not isinstance(model, ModelProto):
+        raise ConfigError(f"model: got {type(model).__name__}, an onnx.ModelProto is needed")
+    return model
+
+
 def _opsets(model: ModelProto) -> dict[str, int]:
     return {"" if o.domain == "ai.onnx" else o.domain: int(o.version) for o in model.opset_import}
 
 
 def _selector(device: str) -> str | None:
-    kind, _, rest = device.partition(":")
-    if kind.upper() == "CPU":
-        return None
-    if kind.upper() == "OPENCL":
-        return rest or None
-    raise DeviceError(f"device: got {device!r}, allowed are 'CPU', 'OPENCL', 'OPENCL:<selector>'")
+    if isinstance(device, str):
+        kind, _, rest = device.partition(":")
+        if kind.upper() == "CPU":
+            return None
+        if kind.upper() == "OPENCL":
+            return rest or None
+    raise DeviceError(f"device: got {short(device)}, allowed are 'CPU', 'OPENCL', 'OPENCL:<selector>'")
 
 
-def _array(value: Any) -> Any:
-    return value if is_opencl_array(value) else np.asarray(value)
+def _array(value: Any, name: str) -> Any:
+    if isinstance(value, np.ma.MaskedArray):
+        raise ShapeError(f"{name}: got a masked array, whose mask would be ignored; pass its `data`")
+    with reading(name, value):  # a ragged list, for one
+        return value if is_opencl_array(value) else np.asarray(value)
 
 
 def _input(value: Any, name: str) -> tuple[Any, int, int]:
     """Return the array, and its batch and sequence lengths."""
-    x = _array(value)
+    x = _array(value, name)
     if len(x.shape) not in (3, 4):
         raise ShapeError(
             f"{name}: got shape {list(x.shape)}, allowed are [batch, sequence, hidden_size] and "
@@ -268,33 +335,28 @@ def _input(value: Any, name: str) -> tuple[Any, int, int]:
 
 def _split(x: Any, name: str, num_heads: int) -> tuple[Any, str]:
     """Return the input with an axis of heads, as a view, and its layout."""
-    if not _is_integer(num_heads) or num_heads < 0:
-        raise ConfigError(f"num_heads: got {num_heads!r}, a number of heads or 0 is needed")
     if len(x.shape) == 4:
         return x, "bnsd"
     batch, seq, hidden = x.shape
     if not num_heads or hidden % num_heads:
         raise ShapeError(f"{name}: got hidden_size {hidden}, which {num_heads} heads do not divide")
-    return x.reshape(batch, seq, int(num_heads), hidden // int(num_heads)), "bsnd"
+    with reading(name, x):  # PyOpenCL does not cut an axis of every strided array
+        return x.reshape(batch, seq, num_heads, hidden // num_heads), "bsnd"
 
 
 def _rotated(rotary_embedding_dim: int, head_size: int) -> int:
     """Return how many elements of a head rotate."""
-    dim = rotary_embedding_dim
-    if not _is_integer(dim) or dim < 0 or dim % 2 or dim > head_size:
+    dim = integer("rotary_embedding_dim", rotary_embedding_dim, 0)
+    if dim % 2 or dim > head_size:
         allowed = f"0 and even numbers up to head_size {head_size}"
-        raise ConfigError(f"rotary_embedding_dim: got {dim!r}, allowed are {allowed}")
+        raise ConfigError(f"rotary_embedding_dim: got {dim}, allowed are {allowed}")
     if not dim and head_size % 2:
         raise ShapeError(f"head_size: got {head_size}, it must be even")
-    return int(dim or head_size)
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return dim or head_size
 
 
 def _caches(cos_cache: Any, sin_cache: Any, x: Any) -> list[Any]:
-    tables = [_array(cos_cache), _array(sin_cache)]
+    tables = [_array(cos_cache, "cos_cache"), _array(sin_cache, "sin_cache")]
     for name, table in zip(("cos_cache", "sin_cache"), tables, strict=True):
         if table.dtype != x.dtype:
             raise ShapeError(f"{name}: got dtype {table.dtype}, the input's {x.dtype} is needed")
@@ -312,13 +374,6 @@ def _check_caches(cos: Any, sin: Any, shape: list[int | None], when: str) -> Non
         raise ShapeError(f"sin_cache: got shape {list(sin.shape)}, cos_cache has {list(cos.shape)}")
 
 
-def _integers(position_ids: Any) -> Any:
-    ids = np.asarray(position_ids)
-    if ids.dtype.kind not in "iu":
-        raise ShapeError(f"position_ids: got dtype {ids.dtype}, int64 is needed")
-    return ids
-
-
 def _check_range(ids: Any, above: int, rows: int) -> None:
     """Check that the caches have rows for all ids, and for `id + above`."""
     ends = (int(ids.min()), int(ids.max()) + above) if ids.size else ()
@@ -327,9 +382,18 @@ def _check_range(ids: Any, above: int, rows: int) -> None:
 
 
 def _flag(name: str, value: object) -> bool:
-    if not isinstance(value, (int, np.integer)) or value not in (0, 1):
-        raise ConfigError(f"{name}: got {value!r}, allowed are 0 and 1")
+    if not (isinstance(value, bool) or is_integer(value)) or value not in (0, 1):
+        raise ConfigError(f"{name}: got {short(value)}, allowed are 0 and 1")
     return bool(value)
+
+
+def _check_finite(name: str, value: object) -> None:
+    finite = False
+    if isinstance(value, Real) and not isinstance(value, (bool, np.timedelta64)):
+        with contextlib.suppress(OverflowError):  # an integer beyond float64
+            finite = math.isfinite(value)
+    if not finite:
+        raise ConfigError(f"{name}: got {short(value)}, a finite number is needed")
 
 
 def _rotate(

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from ..api import operation
+from ..arguments import short
 from ..config import Mode, RopeConfig
-from ..errors import ConfigError, DeviceError, ShapeError
+from ..errors import ConfigError, DeviceError, ShapeError, renamed
+from ..io.hf_rope import MOST_REAL
 from ..tables import rotate_plan
 
 _STORAGE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -29,8 +31,8 @@ _MAX_INT64 = (1 << 63) - 1
 class RoPE(torch.nn.Module):
     """Rotary position embedding of the last axis, as one operator.
 
-    scale:       factor on the positions made from `offset` (any real number; positions stay exact).
-    base:        of the frequencies, `freqs[i] = base ** (-i / (dims / 2))`.
+    scale:       factor on the positions made from `offset`: 0, or 1e-36 to 1e36 with any sign; positions stay exact.
+    base:        1e-36 to 1e36, of the frequencies, `freqs[i] = base ** (-i / (dims / 2))`.
     dims:        rotate the first so many elements and pass the rest; even, at least 2. None or more than there are:
                  all of them.
     interleaved: True pairs the elements (2i, 2i + 1), False (i, i + dims / 2).
@@ -44,9 +46,9 @@ class RoPE(torch.nn.Module):
         super().__init__()
         self.scale, self.base = _real("scale", scale), _real("base", base)
         if isinstance(dims, bool) or not (dims is None or isinstance(dims, int)):
-            raise ConfigError(f"dims: got {dims!r} of type {type(dims).__name__}, an int or None is needed")
+            raise ConfigError(f"dims: got {short(dims)} of type {type(dims).__name__}, an int or None is needed")
         if not isinstance(interleaved, (bool, int)) or interleaved not in (0, 1):
-            raise ConfigError(f"interleaved: got {interleaved!r}, allowed are True, False")
+            raise ConfigError(f"interleaved: got {short(interleaved)}, allowed are True, False")
         self.dims, self.interleaved = dims, bool(interleaved)
         _check_attributes(self.scale, self.base, dims)
 
@@ -63,23 +65,33 @@ class RoPE(torch.nn.Module):
 
         input:        [batch, ..., seq_len, embed], rank 3 or more; float16, bfloat16, float32 or float64, on the CPU.
         cos, sin:     both or neither; broadcastable to [batch, ..., seq_len, dims / 2]. With them nothing below counts.
-        position_ids: integers [seq_len], [batch, seq_len], or broadcastable to [batch, ..., seq_len] with all its
-                      axes; taken as they are (`scale` is for positions made here).
+        position_ids: integers [seq_len], [batch, seq_len], or [batch, ..., seq_len] with all its axes; an axis of
+                      length 1 broadcasts. Taken as they are (`scale` is for positions made here).
         offset:       without position_ids: `positions = (offset + arange(seq_len)) * scale`; an int, or integers [],
                       [1], [batch], [batch, 1]. None is 0.
-        freqs:        [dims / 2] radians per position, of any sign, zero too, in place of those that follow from `base`.
+        freqs:        [dims / 2] radians per position, -1e36 to 1e36, in place of those that follow from `base`. Each
+                      is used as 1 / (1 / freqs[i]) with the inverse rounded to float64, so that an angle is right to
+                      2**-53 of itself, as a float64 product is. Without them phases are exact.
 
         The result has the dtype that input, cos and sin promote to. Differentiable in input, cos, sin and freqs.
         Raises `ShapeError`, `ConfigError`, `DeviceError`, `BuildError`.
         """
         start: int = 0
+        for name, value in _Inputs(input, cos, sin, position_ids, freqs)._asdict().items():
+            # A proxy stands for a tensor while torch.fx traces.
+            if not isinstance(value, (Tensor, torch.fx.Proxy)) and (value is not None or name == "input"):
+                raise ShapeError(f"{name}: got {type(value).__name__}, a torch tensor is needed")
         if cos is not None and sin is not None:
             position_ids = freqs = offset = None
         elif position_ids is not None:
             offset = None
         if offset is not None and not isinstance(offset, Tensor):
             if isinstance(offset, bool) or not isinstance(offset, (int, torch.SymInt)):
-                raise ShapeError(f"offset: got {offset!r} of type {type(offset).__name__}, an int or tensor is needed")
+                raise ShapeError(
+                    f"offset: got {short(offset)} of type {type(offset).__name__}, an int or tensor is needed"
+                )
+            if isinstance(offset, int) and not -_MAX_INT64 - 1 <= offset <= _MAX_INT64:
+                raise ShapeError(f"offset: got {short(offset)}, allowed are -2**63 ... 2**63 - 1")
             start, offset = offset, None
         attributes = {"scale": self.scale, "base": self.base, "dims": self.dims, "interleaved": self.interleaved}
         if start != 0:
@@ -142,8 +154,9 @@ def _rope(
             for name, table in (("cos", cos), ("sin", sin))
         ]
         if y.numel():
-            for x4, y4, (c, s) in _calls(x, y, rows):
-                rotate_plan(x4, c, s, None, mode, y4, "bnsd", n_dims=n, forward=not transpose).run()
+            with renamed({"n_dims": "dims"}):
+                for x4, y4, (c, s) in _calls(x, y, rows):
+                    rotate_plan(x4, c, s, None, mode, y4, "bnsd", n_dims=n, forward=not transpose).run()
         return y
     factors = None if freqs is None else tuple(cast("list[float]", freqs.detach().to(torch.float64).tolist()))
     config = _config(n, 1.0 if given.position_ids is not None else scale, base, interleaved, factors)
@@ -224,8 +237,11 @@ _rope.register_autograd(_backward, setup_context=_setup_context)
 
 def _real(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise ConfigError(f"{name}: got {value!r} of type {type(value).__name__}, a real number is needed")
-    return float(value)
+        raise ConfigError(f"{name}: got {short(value)} of type {type(value).__name__}, a real number is needed")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ConfigError(f"{name}: got {short(value)}, it must be finite") from None
 
 
 def _check_attributes(scale: float, base: float, dims: int | None) -> None:
@@ -234,7 +250,9 @@ def _check_attributes(scale: float, base: float, dims: int | None) -> None:
     if not (math.isfinite(base) and base > 0):
         raise ConfigError(f"base: got {base}, it must be finite and greater than 0")
     if dims is not None and (dims < 2 or dims % 2):
-        raise ConfigError(f"dims: got {dims}, it must be even and at least 2 (or None for all)")
+        raise ConfigError(f"dims: got {short(dims)}, it must be even and at least 2 (or None for all)")
+    if dims is not None and dims > _MAX_INT64:
+        raise ConfigError(f"dims: got {short(dims)}, at most 2**63 - 1 is allowed")
 
 
 def _check(given: _Inputs, scale: float, base: float, dims: int | None) -> tuple[int, torch.dtype]:
@@ -294,8 +312,8 @@ def _positions(x: Tensor, position_ids: Tensor | None, offset: Tensor | None, st
             except RuntimeError:
                 pass
         raise ShapeError(
-            f"position_ids: got shape {list(position_ids.shape)}, allowed are [{seq}], [{batch}, {seq}], or rank "
-            f"{x.dim() - 1} and broadcastable to {list(x.shape[:-1])}"
+            f"position_ids: got shape {list(position_ids.shape)}, allowed are [{seq}], [{batch}, {seq}] and "
+            f"{list(x.shape[:-1])}, each with axes of length 1 for others"
         )
     first = torch.tensor(start, dtype=torch.int64) if offset is None else offset
     if list(first.shape) not in ([], [1], [batch], [batch, 1]):
@@ -322,19 +340,24 @@ def _int64(name: str, tensor: Tensor, above: int) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _config(n: int, scale: float, base: float, interleaved: bool, freqs: tuple[float, ...] | None) -> RopeConfig:
-    """Return the configuration whose phases are `position * scale * freqs`, exact in every sign and zero."""
+    """Return the configuration whose phases are `position * scale * freqs`, in every sign and zero.
+
+    Those that follow from `base` are exact. A configuration has divisors of angles in place of `freqs`; a divisor is
+    the inverse rounded to float64, which leaves 2**-53 of an angle.
+    """
     mode: Mode = "normal" if interleaved else "neox"
     sign = math.copysign(1.0, scale)
     factors: tuple[float, ...] | None = (sign,) * (n // 2) if sign < 0 else None
     if freqs is not None:
         for i, f in enumerate(freqs):
-            if not math.isfinite(f):
-                raise ConfigError(f"freqs[{i}]: got {f}, it must be finite")
+            if not abs(f) <= MOST_REAL:
+                raise ConfigError(f"freqs[{i}]: got {f}, it must be finite and at most {MOST_REAL}")
         base, factors = 1.0, tuple(_inverse(f) * sign for f in freqs)
     if scale == 0:
         # The largest divisor leaves a step of 2**-1026 turns, which is 0 in the 128 bits of a phase.
-        return RopeConfig(mode, n, freq_factors=(_inverse(0.0),) * (n // 2))
-    return RopeConfig(mode, n, freq_base=base, freq_scale=abs(scale), freq_factors=factors)
+        scale, base, factors = 1.0, 1e4, (_inverse(0.0),) * (n // 2)
+    with renamed({"n_dims": "dims", "freq_base": "base", "freq_scale": "scale", "freq_factors": "freqs"}):
+        return RopeConfig(mode, n, freq_base=base, freq_scale=abs(scale), freq_factors=factors)
 
 
 def _inverse(frequency: float) -> float:

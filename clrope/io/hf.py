@@ -13,10 +13,11 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from ..arguments import short
 from ..errors import ConfigError
 from ..mode import SECTION_MODES, Mode, parse_mode
 from .hf_models import MODELS, REFUSED, UNKNOWN, ModelKind
-from .hf_rope import MOST_DIMS, Setting, count, layer_name, positive, real, rope_fields, rope_type_of, same, short
+from .hf_rope import MOST_DIMS, Setting, count, layer_name, positive, real, rope_fields, rope_type_of, same
 from .json_object import read_json_object
 
 #: Root keys that change RoPE in some model types; refused where the model type at hand does not read them.

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import MOST_COUNT, short
 from ..errors import ConfigError, unreadable
 from ..integers import is_integer
 
@@ -21,8 +22,6 @@ UNROTATED = 1e30
 MOST_DIMS = 8192
 #: Bounds of real numbers, far beyond any model's: products and powers of them stay finite.
 LEAST_REAL, MOST_REAL = 1e-36, 1e36
-#: The largest number of elements, heads or positions.
-MOST_COUNT = (1 << 63) - 1
 
 #: Older or other names of the types.
 _ALIASES = {"su": "longrope", "mrope": "default"}
@@ -87,18 +86,6 @@ def real(name: str, value: object) -> float:
     if not abs(number) <= MOST_REAL:
         raise ConfigError(f"{name}: got {short(value)}, a finite number is needed, at most {MOST_REAL}")
     return number
-
-
-def short(value: object) -> str:
-    """Return a value's repr, cut: Python refuses to print very long integers."""
-    if isinstance(value, int) and abs(value) >= 10**40:
-        return f"an integer of {value.bit_length()} bits"
-    try:
-        return repr(value)[:200]
-    except MemoryError:
-        raise
-    except Exception:  # such an integer inside, or the value's own code
-        return f"a value of type {type(value).__name__}"
 
 
 def positive(name: str, value: object) -> float:

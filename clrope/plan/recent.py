@@ -46,7 +46,7 @@ class RecentCall:
     ) -> None:
         self._template, self._state = template, state
         #: How many recent calls were there before, one in place of the other.
-        self._number = 0 if before is None or before.stale else before._number + 1
+        self._number: int = 0 if before is None or before.stale else before._number + 1
         self._forward, self._layout = forward, layout
         self._generation, self._pid = generation(), getpid()
         self._last = LIMIT - template.seq + 1
@@ -66,7 +66,7 @@ class RecentCall:
 
     @property
     def replaceable(self) -> bool:
-        """Whether another one may come in its place: not for calls that take turns, to make one costs more than both."""
+        """Whether another one may come in its place; not for calls that take turns: making one costs more than it saves."""
         return self._number < MOST_REPLACED or self.stale
 
     @staticmethod

@@ -1,8 +1,8 @@
 """Random cases: configuration, shape, layout, type and positions drawn from a seed, each run in every way there is.
 
 A way is how a caller can get one result: a call or a plan, on NumPy or on OpenCL arrays, into an output of the caller's
-or a new one. Some cases are rotated by the default variant of larger tensors. All ways must give the bits of the kernels' arithmetic in NumPy, and change nothing else. Some cases have
-an argument that must be refused.
+or a new one. Some cases are rotated by the default variant of larger tensors. All ways must give the bits of the
+kernels' arithmetic in NumPy, and change nothing else. Some cases have an argument that must be refused.
 """
 
 from __future__ import annotations

@@ -127,6 +127,23 @@ def test_numbers_of_the_modes(device: clrope.DeviceInfo, rng: np.random.Generato
         by_number = ascend.rotary_mul(x, r1, r2, number, device=device.index)
         assert np.array_equal(by_number, ascend.rotary_mul(x, r1, r2, mode, device=device.index))
 
+    assert np.array_equal(
+        ascend.rotary_mul(x, r1, r2, np.int64(1), device=device.index),
+        ascend.rotary_mul(x, r1, r2, 1, device=device.index),
+    )
+
+
+def test_buffers(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    """A `memoryview` cannot be cut along several axes."""
+    x, r1, r2 = (rng.uniform(-1, 1, shape).astype(np.float32) for shape in ((2, 3, 4, 8), (1, 3, 1, 8), (1, 3, 1, 8)))
+    for mode in MODES:
+        want = ascend.rotary_mul(x, r1, r2, mode, device=device.index)
+        out = memoryview(np.empty_like(x))
+        assert (
+            ascend.rotary_mul(memoryview(x), memoryview(r1), memoryview(r2), mode, out=out, device=device.index) is out
+        )
+        assert np.array_equal(np.asarray(out), want), mode
+
 
 def test_nothing_to_rotate() -> None:
     x = np.empty((2, 0, 3, 8), np.float16)
@@ -142,6 +159,16 @@ X, R = np.ones((2, 5, 3, 8), np.float32), np.ones((1, 5, 1, 8), np.float32)
     [
         ({"rotary_mode": "neox"}, ConfigError, r"^rotary_mode: got 'neox', allowed are 'half' \(0\), .*-half' \(3\)"),
         ({"rotary_mode": 4}, ConfigError, r"^rotary_mode: got 4"),
+        ({"rotary_mode": True}, ConfigError, r"^rotary_mode: got True, allowed are"),
+        ({"rotary_mode": False}, ConfigError, r"^rotary_mode: got False, allowed are"),
+        ({"rotary_mode": ["half"]}, ConfigError, r"^rotary_mode: got \['half'\], allowed are"),
+        ({"rotary_mode": {"half"}}, ConfigError, r"^rotary_mode: got {'half'}, allowed are"),
+        ({"rotary_mode": np.array([0])}, ConfigError, r"^rotary_mode: got array"),
+        ({"rotary_mode": 0.0}, ConfigError, r"^rotary_mode: got 0.0, allowed are"),
+        ({"rotary_mode": b"half"}, ConfigError, r"^rotary_mode: got b'half', allowed are"),
+        ({"rotary_mode": 10**5000}, ConfigError, r"^rotary_mode: got an integer of 16610 bits"),
+        ({"r1": type("Odd", (), {"shape": 3})()}, ShapeError, r"^r1: Odd cannot be read"),
+        ({"r1": None}, ShapeError, r"^r1: got NoneType"),
         ({"x": X[0]}, ShapeError, r"^x: got rank 3, 4 is needed"),
         ({"r1": R[0]}, ShapeError, r"^r1: got rank 3, 4 is needed"),
         ({"x": X[..., :7]}, ShapeError, r"^x: the last axis has 7 elements, mode 'half' needs a multiple of 2"),

@@ -221,6 +221,12 @@ UNKNOWN = X[X[:, 0, 0, 0] >= 0]
         (ConfigError, lambda: rope(X, 0, PLAIN, "no"), "forward: got 'no'"),
         (ConfigError, lambda: rope(X, 0, clrope.RopeConfig("neox", n_dims=32)), "n_dims"),
         (ConfigError, lambda: rope(X, 0, PLAIN, device=3), "device: got int, a name is needed"),
+        (ShapeError, lambda: rope(X, [[1], [1, 2]], PLAIN), "positions: got list that is no array"),
+        (ShapeError, lambda: rope(X, {1, 2}, PLAIN), "positions: got dtype object"),
+        (ShapeError, lambda: rope(X, 10**5000, PLAIN), "positions: got an integer of 16610 bits, allowed"),
+        (ShapeError, lambda: rope(X, np.ma.masked_array(np.arange(10)), PLAIN), "positions: got a masked array"),
+        (ConfigError, lambda: rope(X, 0, PLAIN, rechunk="no"), "rechunk: got 'no' of type str, True or False"),
+        (ConfigError, lambda: rope(X, 0, PLAIN, rechunk=np.array([1, 0])), "rechunk: got array"),
     ],
 )  # fmt: skip
 def test_refused_when_the_graph_is_made(kind, call, text):

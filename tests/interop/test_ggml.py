@@ -218,7 +218,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: ggml.rope_multi(A, np.zeros(20, np.int32), None, 8, [3, 3, 3, 0], 8, **PLAIN), ConfigError,
         r"^sections: .* at most ne\[0\] = 8",
     ),
-    "sections no list": (lambda: ggml.rope_multi(A, B, None, 8, 3, 8, **PLAIN), ConfigError, r"^sections: got 3,"),  # type: ignore[arg-type]
+    "sections no list": (lambda: ggml.rope_multi(A, B, None, 8, 3, 8, **PLAIN), ConfigError, r"^sections: got 3 of ty"),  # type: ignore[arg-type]
     "n_offs odd": (lambda: ggml.rope_ext(A, B, None, 4, 2, **PLAIN, n_offs=1), ConfigError, r"^n_offs: got 1, .* even"),
     "n_offs large": (
         lambda: ggml.rope_ext(A, B, None, 6, 2, **PLAIN, n_offs=4), ConfigError, r"^n_offs \+ n_dims: got 4 \+ 6, at mo"
@@ -250,9 +250,115 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "tensor nb": (lambda: ggml.Tensor(A, 0, [8, 2], [4]), ShapeError, r"^nb: got \[4\], 2 byte strides"),
     "tensor outside": (lambda: ggml.Tensor(A, 0, [8, 10], None, 4), ShapeError, r"from byte 4 to 324, data has 320"),
     "tensor data": (lambda: ggml.Tensor(A[:, ::2], 0, [8]), ShapeError, r"^data: got ndarray, a C-order array"),
+    "op_params bytes": (lambda: ggml.OpParams.decode(b"123"), ShapeError, r"^op_params: got 3 bytes, 64 are needed"),
     "op_params": (lambda: ggml.OpParams.decode(np.zeros(15, np.int32)), ShapeError, r"^op_params: got int32\[15\]"),
     "of_config": (lambda: ggml.OpParams.of_config(clrope.RopeConfig("neox")), ConfigError, r"^n_dims: not set"),
 }  # fmt: skip
+
+
+#: Values that look like a sequence of numbers, and like a number, to Python's conversions.
+SEQUENCES: dict[str, Any] = {
+    "set": {1, 2, 3, 0}, "dict": {1: 0, 2: 0, 3: 0, 0: 0}, "bytes": bytes([1, 2, 3, 0]), "str": "1230", "none": None,
+    "number": 4, "long": range(10**6),
+}  # fmt: skip
+NUMBERS: dict[str, Any] = {
+    "float": 1.5, "whole float": 2.0, "bool": True, "numpy bool": np.bool_(True), "str": "1", "none": None,
+    "bytes": b"1", "list": [1], "array": np.array([1]), "time": np.timedelta64(1, "s"), "nan": float("nan"),
+    "huge": 10**5000, "list of huge": [10**5000], "complex": 1j,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", SEQUENCES.values(), ids=SEQUENCES)
+def test_what_is_no_sequence_is_refused(given: Any) -> None:
+    if given is not None:
+        for call in (ggml.rope_multi, ggml.rope_multi_inplace, ggml.rope_multi_back):
+            with pytest.raises(ConfigError, match=r"^sections: got"):
+                call(A, np.zeros(20, np.int32), None, 8, given, 8, **PLAIN)
+        with pytest.raises(ConfigError, match=r"^sections: got"):
+            ggml.rope_set_rows(
+                np.zeros((9, 16), np.float32), A, np.zeros(20, np.int32), None, B, 8, 8, **PLAIN, sections=given
+            )
+        with pytest.raises(ShapeError, match=r"^nb: got"):
+            ggml.Tensor(A, 0, [8, 2, 5, 1], given)
+        with pytest.raises(clrope.RopeError, match=r"^c(\[0\])?: got"):
+            ggml.rope_ext(A, B, given, 8, 2, **PLAIN)
+        with pytest.raises(ConfigError, match=r"^c: got"):
+            ggml.OpParams(8, 2).config(given)
+    with pytest.raises(ShapeError, match=r"^ne: got"):
+        ggml.Tensor(A, 0, given)
+    with pytest.raises(ShapeError, match=r"^op_params: got"):
+        ggml.OpParams.decode(given)
+    with pytest.raises(clrope.RopeError, match=r"^b: got"):
+        ggml.rope_ext(A, given, None, 8, 2, **PLAIN)
+    for dst in (given, [np.zeros(16, np.float32)] * 9):
+        with pytest.raises(ShapeError, match=r"^dst: got"):
+            ggml.rope_set_rows(dst, A, B, None, B, 8, 2, **PLAIN)
+    with pytest.raises(ShapeError, match=r"^row_indices: got"):
+        ggml.rope_set_rows(np.zeros((9, 16), np.float32), A, B, None, given, 8, 2, **PLAIN)
+
+
+@pytest.mark.parametrize("given", NUMBERS.values(), ids=NUMBERS)
+def test_what_is_no_integer_is_refused(given: Any) -> None:
+    for name in ("n_dims", "n_ctx_orig", "n_offs"):
+        with pytest.raises(ConfigError, match=f"^{name}: got"):
+            ggml.OpParams(**{"n_dims": 8, "mode": 2, name: given})
+    with pytest.raises(ConfigError, match=r"^mode: got"):
+        ggml.OpParams(8, given)
+    with pytest.raises(ConfigError, match=r"^sections\[2\]: got"):
+        ggml.OpParams(8, 8, sections=(1, 1, given, 1))
+    with pytest.raises(ConfigError, match=r"^b\[1\]: got"):
+        ggml.rope_ext(A, [0, given, 2, 3, 4], None, 8, 2, **PLAIN)
+    with pytest.raises(ShapeError, match=r"^ne\[1\]: got"):
+        ggml.Tensor(A, 0, [8, given])
+    with pytest.raises(ShapeError, match=r"^nb\[1\]: got"):
+        ggml.Tensor(A, 0, [8, 2], [4, given])
+    with pytest.raises(ShapeError, match=r"^view_offs: got"):
+        ggml.Tensor(A, 0, [8, 2], None, given)
+    with pytest.raises(ShapeError, match=r"^type: got"):
+        ggml.Tensor(A, given, [8, 2])
+    with pytest.raises(clrope.RopeError, match=r"^op_params(\[3\])?: got"):
+        ggml.OpParams.decode([0, 8, 2, given, *[0] * 12])
+    with pytest.raises(clrope.RopeError, match=r"^(row_indices: |row_indices: got)"):
+        ggml.rope_set_rows(np.zeros((1, 16), np.float32), A, B, None, [given] * 5, 8, 2, **PLAIN)
+
+
+@pytest.mark.parametrize("name", ["freq_base", "freq_scale", "ext_factor", "attn_factor", "beta_fast", "beta_slow"])
+@pytest.mark.parametrize("given", [n for n in NUMBERS if n not in ("float", "whole float")])
+def test_what_is_no_real_number_is_refused(name: str, given: str) -> None:
+    for sign in (1, -1) if given == "huge" else (1,):
+        floats = {**PLAIN, name: NUMBERS[given] if sign == 1 else -NUMBERS[given]}
+        with pytest.raises(ConfigError, match=f"^{name}.*: got"):
+            ggml.rope_ext(A, B, None, 8, 2, **floats)
+    with pytest.raises(ConfigError, match=r"^c\[1\]: got"):
+        ggml.rope_ext(A, B, [1.0, NUMBERS[given], 1.0, 1.0], 8, 2, **PLAIN)
+    with pytest.raises(ConfigError, match=r"^c\[1\]: got"):
+        ggml.OpParams(8, 2).config([1.0, NUMBERS[given], 1.0, 1.0])
+
+
+def test_ragged_lists_and_lengths_beyond_64_bits_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^c\[0\]: got \[1.0\] of type list"):
+        ggml.rope_ext(A, B, [[1.0], [1.0, 2.0]], 8, 2, **PLAIN)
+    with pytest.raises(ShapeError, match=r"^op_params: got list that is no array"):
+        ggml.OpParams.decode([[1], [1, 2]])
+    with pytest.raises(ShapeError, match=r"^row_indices: list cannot be read"):
+        ggml.rope_set_rows(np.zeros((9, 16), np.float32), A, B, None, [[1], [1, 2]], 8, 2, **PLAIN)
+    for ne in ([2**63], [2**62, 0], [2**40, 2**40]):
+        with pytest.raises(ShapeError, match=r"^ne(\[0\])?: got"):
+            ggml.Tensor(A, 0, ne, [0] * len(ne))
+    with pytest.raises(ShapeError, match=r"^dst: got a masked array"):
+        ggml.rope_set_rows(np.ma.masked_array(np.zeros((9, 16), np.float32)), A, B, None, B, 8, 2, **PLAIN)
+    with pytest.raises(ShapeError, match=r"^a: Odd cannot be read"):
+        ggml.rope_ext(type("Odd", (), {"shape": 3})(), B, None, 8, 2, **PLAIN)
+    with pytest.raises(ConfigError, match=r"^config: got NoneType"):
+        ggml.OpParams.of_config(None)  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    tensor = ggml.Tensor(A, np.int64(0), np.array([8, 2]), (4, np.int32(32)), np.uint8(4))
+    assert (tensor.type, tensor.ne, tensor.nb, tensor.view_offs) == ("f32", [8, 2], [4, 32], 4)
+    assert {type(n) for n in (*tensor.ne, *tensor.nb, tensor.view_offs)} == {int}
+    params = ggml.OpParams(np.int32(8), np.int64(8), freq_base=np.float32(500), sections=np.array([1, 1, 1, 1]))  # type: ignore[arg-type]
+    assert params == ggml.OpParams(8, 8, freq_base=500, sections=(1, 1, 1, 1))
 
 
 def read_only() -> np.ndarray:

@@ -135,6 +135,14 @@ def read_only() -> np.ndarray:
     return array
 
 
+class Odd:
+    """What has the attributes of an array, some of them of another type."""
+
+    def __init__(self, **changes: Any) -> None:
+        given = {"shape": (3, 2, 8), "strides": (64, 32, 4), "dtype": np.dtype(np.float32)} | changes
+        self.shape, self.strides, self.dtype = given["shape"], given["strides"], given["dtype"]
+
+
 REFUSALS: dict[str, tuple[Callable[[], Any], Status, str]] = {
     "none": (lambda: made(x=None), Status.NULL_POINTER, r"^x: got None"),
     "list": (lambda: made(pos_ids=[1, 2, 3]), Status.NULL_POINTER, r"^pos_ids: got list"),
@@ -178,6 +186,15 @@ REFUSALS: dict[str, tuple[Callable[[], Any], Status, str]] = {
     "descriptor strides": (
         lambda: TensorDescriptor((3, 2), (1,), "F32"), Status.BAD_TENSOR_STRIDES, r"^strides: got \[1\] for shape"
     ),
+    "algo bool": (lambda: made(algo=True), Status.NULL_POINTER, r"^algo: got True, allowed are GPT_J"),
+    "algo huge": (lambda: made(algo=[10**5000]), Status.NULL_POINTER, r"^algo: got a list that cannot be printed"),
+    "no lengths": (lambda: made(x=Odd(shape=3)), Status.BAD_PARAM, r"^x: Odd cannot be read: TypeError"),
+    "no strides": (lambda: made(x=Odd(strides=None)), Status.BAD_PARAM, r"^x: Odd cannot be read: TypeError"),
+    "no bytes": (lambda: made(x=np.empty(3, [])), Status.BAD_PARAM, r"^x: ndarray cannot be read: ZeroDivision"),
+    "parts of an element": (
+        lambda: made(x=np.zeros((3, 2, 8), "f4,i1")["f0"]), Status.BAD_TENSOR_STRIDES,
+        r"^x: got byte strides \[80, 40, 5\], multiples of the element size 4",
+    ),
     "position": (lambda: ran(pos_ids=POS + 8), Status.BAD_PARAM, r"^pos_ids: got 10, the tables have rows 0 ... 9"),
     "negative": (lambda: ran(pos_ids=-POS), Status.BAD_PARAM, r"^pos_ids: got -2, the tables have rows 0 ... 9"),
     "other shape": (lambda: ran(x=X[:2]), Status.BAD_TENSOR_SHAPE, r"^x: got .*\[2, 2, 8\].* made for F32\[3, 2, 8\]"),
@@ -200,3 +217,42 @@ def test_refusals(name: str) -> None:
     assert caught.value.status == status
     assert isinstance(caught.value, clrope.RopeError)
     assert (Y == -7).all(), "y was changed"
+
+
+@pytest.mark.parametrize(
+    "given", [1.9, True, "2", None, b"2", [2], 2**63, -(10**5000), float("nan"), np.array([2])],
+    ids=lambda given: type(given).__name__,
+)  # fmt: skip
+def test_lengths_and_strides_are_integers(given: Any) -> None:
+    with pytest.raises(InfiniOpError, match=r"^shape\[1\]: got") as shape:
+        TensorDescriptor((3, given), None, "F32")
+    with pytest.raises(InfiniOpError, match=r"^strides\[1\]: got") as strides:
+        TensorDescriptor((3, 2), (2, given), "F32")
+    assert (shape.value.status, strides.value.status) == (Status.BAD_TENSOR_SHAPE, Status.BAD_TENSOR_STRIDES)
+
+
+@pytest.mark.parametrize("given", [{3, 2}, {3: 0, 2: 0}, "32", b"32", 5, range(100)])
+def test_lengths_and_strides_are_sequences(given: Any) -> None:
+    with pytest.raises(InfiniOpError, match=r"^shape: got") as shape:
+        TensorDescriptor(given, None, "F32")
+    with pytest.raises(InfiniOpError, match=r"^strides: got") as strides:
+        TensorDescriptor((3, 2), given, "F32")
+    assert (shape.value.status, strides.value.status) == (Status.BAD_TENSOR_SHAPE, Status.BAD_TENSOR_STRIDES)
+
+
+def test_lengths_are_not_negative_and_types_are_names() -> None:
+    with pytest.raises(InfiniOpError, match=r"^shape\[0\]: got -1, the least allowed is 0") as caught:
+        TensorDescriptor((-1, 2), None, "F32")
+    assert caught.value.status == Status.BAD_TENSOR_SHAPE
+    for dtype in (["F32"], None, np.float32, 0):
+        with pytest.raises(InfiniOpError, match=r"^dtype: got .*, a name is needed") as caught:
+            TensorDescriptor((1, 2), None, dtype)  # type: ignore[arg-type]
+        assert caught.value.status == Status.BAD_TENSOR_DTYPE
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    tensor = TensorDescriptor(np.array([3, 2]), np.array([2, -1]), "F32")  # type: ignore[arg-type]
+    assert (tensor.shape, tensor.strides) == ((3, 2), (2, -1))
+    assert TensorDescriptor((2**31, 2**31, 8), None, "F32").strides == (2**34, 8, 1)
+    assert TensorDescriptor((2, 2**40, 2**40), None, "F32").strides == (2**80, 2**40, 1)
+    assert made(algo=np.int64(1)).algo is Algo.GPT_NEOX

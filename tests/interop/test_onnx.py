@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unittest
 import warnings
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -293,6 +294,70 @@ def test_backend_runs_graphs_nodes_and_initializers(device, rng):
         Backend.prepare(onnx.ModelProto())
 
 
+def test_backend_names_what_it_is_not_given():
+    onnx = pytest.importorskip("onnx")
+    from onnx import TensorProto, helper
+
+    node = helper.make_node("RotaryEmbedding", ["x", "c", "s"], ["y"])
+    given = [X4, T3, T3]
+    takes = "X, cos_cache, sin_cache, position_ids"
+    for inputs in ([], given[:2], [*given, IDS, IDS]):
+        with pytest.raises(ShapeError, match=f"^inputs: got {len(inputs)}, RotaryEmbedding takes {takes}$"):
+            Backend.run_node(node, inputs)
+    for inputs in (None, 5, "abc", {"x": X4}, {1, 2, 3}, np.ones((3, 2, 4, 8), np.float32)):
+        with pytest.raises(ShapeError, match=f"^inputs: got {type(inputs).__name__}, a list of arrays is needed"):
+            Backend.run_node(node, inputs)
+    for version in ("x", None, 23.0, True, [23], 10**5000, 0):
+        with pytest.raises(ConfigError, match=r"^opset_version: got"):
+            Backend.run_node(node, given, opset_version=version)
+    for device in (3, None, ["CPU"], b"CPU", 10**5000):
+        with pytest.raises(DeviceError, match=r"^device: got .*, allowed are 'CPU'"):
+            Backend.run_node(node, given, device=device)
+        assert not Backend.supports_device(device)
+    with pytest.raises(ConfigError, match=r"^node: got NoneType, an onnx.NodeProto is needed"):
+        Backend.run_node(None, given)
+    for call in (Backend.prepare, Backend.is_compatible, partial(Backend.run_model, inputs=given)):
+        for model in (None, b"", node):
+            with pytest.raises(ConfigError, match=r"^model: got .*, an onnx.ModelProto is needed"):
+                call(model)
+    unread = onnx.NodeProto()
+    unread.CopyFrom(node)
+    unread.attribute.add(name="interleaved", ref_attr_name="given", type=onnx.AttributeProto.INT)
+    with pytest.raises(ConfigError, match=r"^model: an attribute of RotaryEmbedding cannot be read"):
+        Backend.run_node(unread, given)
+
+    def model(names, outputs, made):
+        node = helper.make_node("RotaryEmbedding", names, made, domain="com.microsoft")
+        values = {"x": X4, "ids": IDS, "cos": T, "sin": T}
+        infos = [
+            helper.make_tensor_value_info(
+                name, TensorProto.INT64 if name == "ids" else TensorProto.FLOAT, values[name].shape
+            )
+            for name in values
+        ]
+        y = [helper.make_tensor_value_info(name, TensorProto.FLOAT, X4.shape) for name in outputs]
+        graph = helper.make_graph([node], "g", infos, y)
+        opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+    names = ["x", "ids", "cos", "sin"]
+    prepared = Backend.prepare(model(names, ["y"], ["y"]))
+    for inputs in (None, 5, np.ones((4, 2)), {1, 2, 3, 4}):
+        with pytest.raises(ShapeError, match=f"^inputs: got {type(inputs).__name__}, a list of arrays is needed"):
+            prepared.run(inputs)
+    # onnx's checker does not know this operator.
+    for few, made in ((names[:2], ["y"]), ([*names, "x"], ["y"]), (names, ["y", "z"])):
+        with pytest.raises(ConfigError, match=r"^model: got \d inputs and \d outputs .*input, position_ids, cos_cache"):
+            Backend.prepare(model(few, ["y"], made))
+    sparse = model(names, ["y"], ["y"])
+    del sparse.graph.input[2]
+    values = helper.make_tensor("cos", TensorProto.FLOAT, [1], [1.0])
+    places = helper.make_tensor("places", TensorProto.INT64, [1], [0])
+    sparse.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, T.shape))
+    with pytest.raises(ConfigError, match=r"^model: 'cos' is made by no node, initializer or input"):
+        Backend.prepare(sparse)
+
+
 # ---- refusals ---------------------------------------------------------------------------------------------------
 
 X4, X3 = np.ones((2, 3, 4, 8), np.float32), np.ones((2, 4, 24), np.float32)
@@ -335,6 +400,21 @@ REFUSED = [
         X3, IDS, T[:, :2], T[:, :2], rotary_embedding_dim=4)),
     (ShapeError, "hidden_size 24", lambda: rotary_embedding_ms(X3, IDS, T[:, :1], T[:, :1], num_heads=7)),
     (ConfigError, "scale: got nan", lambda: rotary_embedding_ms(X4, IDS, T, T, scale=float("nan"))),
+    *((ConfigError, r"^scale: got", lambda given=given: rotary_embedding_ms(X4, IDS, T, T, scale=given))
+      for given in (10**400, -(10**5000), True, "1", None, [1.0], 1j, np.complex64(1), np.timedelta64(1, "s"))),
+    *((ConfigError, rf"^{name}: got", lambda given=given, call=call, name=name: call(**{name: given}))
+      for given in (np.array([4, 4]), None, "4", True, 4.0, [4], 10**5000, [10**5000], np.timedelta64(4, "s"))
+      for name in ("num_heads", "rotary_embedding_dim")
+      for call in (partial(rotary_embedding, X4, T, T, IDS), partial(rotary_embedding_ms, X4, IDS, T, T))),
+    (ConfigError, "interleaved: got array", lambda: rotary_embedding(X4, T, T, IDS, interleaved=np.array([1, 0]))),
+    *((ShapeError, r"^position_ids: got", lambda given=given, call=call: call(given))
+      for given in ([[1], [1, 2]], {1, 2}, b"12", [[2**70] * 4] * 2, np.ma.masked_array(IDS), [["a"] * 4] * 2)
+      for call in (partial(rotary_embedding, X4, T, T), lambda ids: rotary_embedding_ms(X4, ids, T, T))),
+    (ShapeError, r"^X: list cannot be read", lambda: rotary_embedding([[1.0], [1.0, 2.0]], T, T, IDS)),
+    (ShapeError, r"^X: got a masked array", lambda: rotary_embedding(np.ma.masked_array(X4), T, T, IDS)),
+    (ShapeError, r"^input: list cannot be read", lambda: rotary_embedding_ms([[1.0], [1.0, 2.0]], IDS, T, T)),
+    (ShapeError, r"^cos_cache: list cannot be read", lambda: rotary_embedding(X4, [[1.0], [1.0, 2.0]], T, IDS)),
+    (ShapeError, r"^sin_cache: got a masked", lambda: rotary_embedding_ms(X4, IDS, T, np.ma.masked_array(T))),
     (ConfigError, "is_packed_batching: got 3", lambda: rotary_embedding_ms(X4, IDS, T, T, is_packed_batching=3)),
 ]  # fmt: skip
 

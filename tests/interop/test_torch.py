@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import clrope  # noqa: E402
 import clrope.plan.bound  # noqa: E402
 from clrope.errors import ConfigError, DeviceError, ShapeError  # noqa: E402
 from clrope.interop.torch import RoPE, _check_memory  # noqa: E402
@@ -185,6 +186,34 @@ def test_positions_are_exact_however_large(device, rng, gen):
         cos, sin = (torch.tensor([[float(f(t)) for t in row] for row in theta], dtype=torch.float64)
                     for f in (mpmath.cos, mpmath.sin))  # fmt: skip
     close(RoPE(scale, base)(x, offset=first), expected(x, cos, sin, 16, False), torch.float32)
+
+
+def test_given_frequencies_are_as_right_as_float64_products(device):
+    mpmath = pytest.importorskip("mpmath")
+    for dtype, position in itertools.product((torch.float32, torch.float64), (10**6, 10**9, 2**40)):
+        freqs = torch.tensor([0.3, 0.1, -0.7, 1 / 3], dtype=dtype)
+        x = torch.tensor([1.0, 1, 1, 1, 0, 0, 0, 0], dtype=torch.float64).reshape(1, 1, 8)
+        if not clrope.device(device.index).fp64:
+            x = x.float()
+        got = RoPE()(x, freqs=freqs, position_ids=torch.tensor([position]))[0, 0].double()
+        with mpmath.workdps(60):
+            angles = [mpmath.mpf(f) * position for f in freqs.double().tolist()]
+            want = torch.tensor([float(f(a)) for f in (mpmath.cos, mpmath.sin) for a in angles], dtype=torch.float64)
+        off = 2**-53 * position * freqs.double().abs().repeat(2) + (1e-15 if x.dtype == torch.float64 else 1e-6)
+        assert ((got - want).abs() <= off).all(), (dtype, position)
+
+
+def test_positions_of_length_1_broadcast(device, gen):
+    """`[1]` and `[batch, 1]`, as in the peer."""
+    x = rand(gen, 2, 3, 4, 8)
+    for given, full in (([5], [5] * 4), ([[5], [6]], [[5] * 4, [6] * 4]), ([[7, 1, 2, 3]], [7, 1, 2, 3])):
+        got = RoPE()(x, position_ids=torch.tensor(given))
+        assert torch.equal(got, RoPE()(x, position_ids=torch.tensor(full)))
+
+
+def test_fx_traces_the_module(device, gen):
+    x = rand(gen, 2, 3, 4, 8)
+    assert torch.equal(torch.fx.symbolic_trace(RoPE())(x), RoPE()(x))
 
 
 def test_frequencies_of_any_sign_and_size(device, gen):
@@ -421,6 +450,29 @@ REFUSED = [
     (ShapeError, r"offset: got 9223372036854775807, .*2\*\*63", lambda: RoPE()(X, offset=2**63 - 1)),
     (ShapeError, r"freqs: got shape \[3\], .*\[4\]", lambda: RoPE()(X, freqs=torch.ones(3))),
     (ShapeError, "freqs: got torch.int64", lambda: RoPE()(X, freqs=torch.arange(4))),
+    (ShapeError, r"^offset: got 9223372036854775808, allowed are", lambda: RoPE()(X, offset=2**63)),
+    (ShapeError, r"^offset: got -9223372036854775809, allowed are", lambda: RoPE()(X, offset=-(2**63) - 1)),
+    (ShapeError, r"^offset: got an integer of 16610 bits", lambda: RoPE()(X, offset=10**5000)),
+    (ShapeError, r"^offset: got a list that cannot be printed", lambda: RoPE()(X, offset=[10**5000])),
+    *((ShapeError, rf"^{name}: got {type(given).__name__}, a torch tensor is needed",
+       lambda name=name, given=given: RoPE()(**{"input": X, name: given}))
+      for name in ("input", "cos", "sin", "position_ids", "freqs")
+      for given in ([1.0, 2.0, 3.0, 4.0], np.ones((2, 3, 5, 4), np.float32), 3, "a", {1}, True)),
+    (ShapeError, r"^input: got NoneType, a torch tensor is needed", lambda: RoPE()(None)),
+    (ConfigError, r"^freqs\[1\]: got 1e\+300, it must be finite and at most", lambda: RoPE()(
+        X, freqs=torch.tensor([1.0, 1e300, 1.0, 1.0], dtype=torch.float64))),
+    (ConfigError, r"^base: got 1e\+300", lambda: RoPE(base=1e300)(X)),
+    (ConfigError, r"^base: got 1e-300", lambda: RoPE(base=1e-300)(X)),
+    (ConfigError, r"^scale: got 1e\+300", lambda: RoPE(scale=-1e300)(X)),
+    (ConfigError, r"^scale: got 1e-300", lambda: RoPE(scale=1e-300)(X)),
+    (ConfigError, r"^scale: got an integer of 16610 bits, it must be finite", lambda: RoPE(scale=10**5000)),
+    (ConfigError, r"^base: got an integer of 1329 bits, it must be finite", lambda: RoPE(base=10**400)),
+    (ConfigError, r"^base: got a list that cannot be printed", lambda: RoPE(base=[10**5000])),
+    (ConfigError, r"^dims: got 9223372036854775808, at most", lambda: RoPE(dims=2**63)),
+    (ConfigError, r"^dims: got an integer of 16611 bits, it must be even", lambda: RoPE(dims=10**5000 * 2 + 1)),
+    (ConfigError, r"^dims: got 16384, at most 8192", lambda: RoPE()(torch.ones(1, 2, 16384))),
+    (ConfigError, r"^dims: got 16384, at most 8192", lambda: RoPE()(
+        torch.ones(1, 2, 16384), torch.ones(2, 8192), torch.ones(2, 8192))),
     (ConfigError, r"freqs\[2\]: got nan", lambda: RoPE()(X, freqs=torch.tensor([1.0, 1.0, float("nan"), 1.0]))),
     (ConfigError, "dims: got 3, it must be even", lambda: RoPE(dims=3)),
     (ConfigError, "dims: got 0", lambda: RoPE(dims=0)),
