@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from .bounded_read import path_argument
-from .errors import ConfigError, naming_file, unreadable
+from .errors import ConfigError, naming_file, shown, unreadable
 from .integers import is_integer
 from .io import gguf, hf, presets
 from .io.hf_rope import LEAST_REAL, MOST_COUNT, MOST_DIMS, MOST_REAL, short
@@ -29,7 +29,7 @@ Angles = Literal["exact", "ggml"]
 
 def _real(name: str, value: object, most: float = MOST_REAL) -> float:
     if isinstance(value, (bool, np.timedelta64)) or not isinstance(value, Real):
-        raise ConfigError(f"{name}: got {value!r} of type {type(value).__name__}, a real number is needed")
+        raise ConfigError(f"{name}: got {shown(value)} of type {type(value).__name__}, a real number is needed")
     try:
         number = float(value)
     except OverflowError:
@@ -54,7 +54,7 @@ def _positive(name: str, value: object) -> float:
 
 def _integer(name: str, value: object, least: int, most: int = MOST_COUNT) -> int:
     if not is_integer(value):
-        raise ConfigError(f"{name}: got {value!r} of type {type(value).__name__}, an integer is needed")
+        raise ConfigError(f"{name}: got {shown(value)} of type {type(value).__name__}, an integer is needed")
     try:
         number = int(value)
     except MemoryError:
@@ -71,7 +71,7 @@ def _integer(name: str, value: object, least: int, most: int = MOST_COUNT) -> in
 def _sequence(name: str, value: object) -> list[Any]:
     # Sets have no order, mappings give their keys, bytes their numbers.
     if isinstance(value, (str, bytes, bytearray, Set, Mapping)) or not isinstance(value, Iterable):
-        raise ConfigError(f"{name}: got {value!r} of type {type(value).__name__}, a sequence of numbers is needed")
+        raise ConfigError(f"{name}: got {shown(value)} of type {type(value).__name__}, a sequence of numbers is needed")
     try:
         found = list(islice(value, MOST_DIMS + 1))
     except MemoryError:
@@ -159,7 +159,7 @@ class RopeConfig:
             raise ConfigError(f"n_offs: got {self.n_offs}, mode 'vision' rotates the whole head and allows only 0")
         self._check_sections()
         if not isinstance(self.angles, str) or self.angles not in get_args(Angles):
-            raise ConfigError(f"angles: got {self.angles!r}, allowed are 'exact', 'ggml'")
+            raise ConfigError(f"angles: got {shown(self.angles)}, allowed are 'exact', 'ggml'")
 
     def __hash__(self) -> int:
         # Asked at every call; the fields take ten times as long, freq_factors more.

@@ -8,16 +8,17 @@ those letters; rank 3 tensors have no b. ggml writes axes fastest first: a C-ord
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import islice
 from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from .errors import ShapeError
+from .errors import ShapeError, reading, shown
 from .integers import is_integer
 
 Shape4 = tuple[int, int, int, int]
@@ -49,13 +50,13 @@ def parse_layout(layout: str, rank: int, argument: str = "x") -> str:
 
     A four-letter layout is taken for a rank 3 tensor by dropping its b.
     """
-    if layout == "bsnd" and rank in (3, 4):
+    if type(layout) is str and layout == "bsnd" and rank in (3, 4):
         return layout[4 - rank :]
     if rank not in (3, 4):
         raise ShapeError(f"{argument}: got rank {rank}, allowed are 3 [S, N, D] and 4 [B, S, N, D]")
     letters = layout.lower() if isinstance(layout, str) else ""
     if sorted(letters) not in (sorted("bsnd"), sorted("snd")):
-        raise ShapeError(f"layout: got {layout!r}, allowed is any order of the letters b, s, n, d")
+        raise ShapeError(f"layout: got {shown(layout)}, allowed is any order of the letters b, s, n, d")
     if rank == 3:
         return letters.replace("b", "")
     if len(letters) == 3:
@@ -100,8 +101,8 @@ class TensorView:
     def dense(cls, shape: Sequence[int], dtype: str, layout: str = "bsnd") -> TensorView:
         """Return the C-order tensor of `shape` (in the order of `layout`); raises as `from_ggml` does."""
         _check_dtype(dtype)
+        shape = [_whole("shape", length, 0) for length in _listed("shape", shape)]
         letters = parse_layout(layout, len(shape))
-        shape = [_whole("shape", length, 0) for length in shape]
         _check_bytes("shape", math.prod(shape), dtype)
         steps: dict[str, int] = {"b": 0}
         extent: dict[str, int] = {"b": 1}
@@ -233,22 +234,28 @@ def _by_axis(values: dict[str, int]) -> Shape4:
     return values["b"], values["s"], values["n"], values["d"]
 
 
+def listed(argument: str, values: Any, most: int) -> list[Any]:
+    """Return the values of a sequence, of an iterator (which may have no end) no more than one too many."""
+    with reading(argument, values):
+        return list(values if isinstance(values, (list, tuple)) else islice(values, most + 1))
+
+
 def _check_dtype(dtype: str) -> None:
-    if dtype not in DTYPES:
-        raise ShapeError(f"dtype: got {dtype!r}, allowed are {', '.join(DTYPES)}")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ShapeError(f"dtype: got {shown(dtype)}, allowed are {', '.join(DTYPES)}")
 
 
 def _listed(name: str, numbers: Any) -> list[Any]:
-    try:
-        return list(numbers)
-    except TypeError:
-        raise ShapeError(f"{name}: got {numbers!r}, a sequence of integers is needed") from None
+    if not isinstance(numbers, Iterable):
+        raise ShapeError(f"{name}: got {shown(numbers)}, a sequence of integers is needed")
+    return listed(name, numbers, 4)
 
 
 def _whole(name: str, value: Any, least: int | None = None) -> int:
     if not is_integer(value):
-        raise ShapeError(f"{name}: got {value!r} of type {type(value).__name__}, an integer is needed")
-    number = int(value)
+        raise ShapeError(f"{name}: got {shown(value)} of type {type(value).__name__}, an integer is needed")
+    with reading(name, value):
+        number = int(value)
     if least is not None and number < least:
         raise ShapeError(f"{name}: got {number}, at least {least} is needed")
     return number
