@@ -21,7 +21,7 @@ from ..arrays import check_forward
 from ..config import RopeConfig
 from ..errors import ConfigError, ShapeError
 from ..layout import dtype_name, parse_layout
-from ..positions import packed_positions, position_rows
+from ..positions import given_positions, packed_positions
 
 I64 = npt.NDArray[np.int64]
 #: Positions within ± this are rotated by steps of 64 bits.
@@ -181,7 +181,7 @@ def _given(positions: Any, config: RopeConfig, batch: int, seq: int, da: Any) ->
     if lazy and _unknown(shape):
         raise ShapeError("positions: got chunks of unknown lengths; call positions.compute_chunk_sizes() first")
     # Of a lazy array only the form can be checked.
-    position_rows(
+    given_positions(
         np.broadcast_to(np.zeros((), array.dtype), shape) if lazy else positions, config, batch=batch, seq=seq
     )
     if array.ndim == 1:
