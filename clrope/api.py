@@ -11,7 +11,7 @@ from .environ import variable
 from .errors import ConfigError, ShapeError
 from .mode import modes_text
 from .operation import Rope
-from .positions import packed_positions
+from .positions import check_packed, packed_positions
 from .runtime import OPERATIONS_KEPT, keep, runtimes
 
 
@@ -86,8 +86,13 @@ def _packed(x: Any, positions: Any, layout: str, cu_seqlens: Any, offsets: Any) 
     if positions is not None:
         raise ShapeError("positions: given together with cu_seqlens, which makes them")
     views = [operand(a, layout).view for a in (x if isinstance(x, (tuple, list)) else [x])]
+    if not views:
+        raise ShapeError("x: got no arrays")
     if any(view.shape[0] != 1 for view in views):
         raise ShapeError(f"cu_seqlens: got x of {views[0].shape[0]} batches, packed sequences need 1")
+    if not any(view.size for view in views):
+        check_packed(cu_seqlens, views[0].shape[1], offsets)
+        return 0  # positions may take gigabytes where the tensor takes nothing
     return packed_positions(cu_seqlens, views[0].shape[1], offsets)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from itertools import islice
 from typing import Any
 
-from .errors import ConfigError, unreadable
+from .errors import ConfigError, shown, unreadable
 from .integers import is_integer
 
 #: Makes the error for a message.
@@ -16,22 +16,10 @@ Refusal = Callable[[str], Exception]
 MOST_COUNT = (1 << 63) - 1
 
 
-def short(value: object) -> str:
-    """Return a value's repr, cut: Python refuses to print very long integers, and a class may fail to print itself."""
-    if isinstance(value, int) and abs(value) >= 10**40:
-        return f"an integer of {value.bit_length()} bits"
-    try:
-        return repr(value)[:200]
-    except MemoryError:
-        raise
-    except Exception:
-        return f"a {type(value).__name__} that cannot be printed"
-
-
 def integer(name: str, value: object, least: int, most: int = MOST_COUNT, refuse: Refusal = ConfigError) -> int:
     """Return an integer argument as an int; no bool, float or text is taken for one."""
     if not is_integer(value):
-        raise refuse(f"{name}: got {short(value)} of type {type(value).__name__}, an integer is needed")
+        raise refuse(f"{name}: got {shown(value)} of type {type(value).__name__}, an integer is needed")
     try:
         number = int(value)
     except MemoryError:
@@ -39,9 +27,9 @@ def integer(name: str, value: object, least: int, most: int = MOST_COUNT, refuse
     except Exception as error:
         raise refuse(unreadable(name, value, error)) from error
     if number < least:
-        raise refuse(f"{name}: got {short(number)}, the least allowed is {least}")
+        raise refuse(f"{name}: got {shown(number)}, the least allowed is {least}")
     if number > most:
-        raise refuse(f"{name}: got {short(number)}, at most {most} is allowed")
+        raise refuse(f"{name}: got {shown(number)}, at most {most} is allowed")
     return number
 
 
@@ -49,7 +37,7 @@ def sequence(name: str, value: object, most: int, refuse: Refusal = ConfigError)
     """Return a sequence of up to `most` numbers as a list. Its elements are not looked at."""
     # Sets have no order, mappings give their keys, bytes their numbers.
     if isinstance(value, (str, bytes, bytearray, Set, Mapping)) or not isinstance(value, Iterable):
-        raise refuse(f"{name}: got {short(value)} of type {type(value).__name__}, a sequence of numbers is needed")
+        raise refuse(f"{name}: got {shown(value)} of type {type(value).__name__}, a sequence of numbers is needed")
     try:
         found = list(islice(value, most + 1))
     except MemoryError:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .buffer_place import HOST, buffer_place
-from .errors import ConfigError, ShapeError, reading
+from .errors import ConfigError, ShapeError, reading, shown
 from .host_memory import empty
 from .layout import DTYPES, TensorView, dtype_name, parse_layout
 
@@ -70,16 +70,20 @@ def _is_torch(x: object) -> bool:
 
 def operand(x: Any, layout: str, argument: str = "x", *, writable: bool = False) -> Operand:
     """Describe a caller's array; raise `ShapeError` naming the argument for what cannot be used."""
-    if is_opencl_array(x):
-        offset, rest = divmod(int(x.offset), DTYPES[dtype_name(x.dtype, argument)].itemsize)
-        if rest:
-            raise ShapeError(
-                f"{argument}: got offset {x.offset}, a multiple of the element size {x.dtype.itemsize} is needed"
-            )
-        letters = parse_layout(layout, len(x.shape), argument)
-        return Operand(x, "opencl", TensorView.of_array(x, layout, offset, argument), letters, array=x)
     with reading(argument, x):
+        if is_opencl_array(x):
+            return _opencl_operand(x, layout, argument)
         return _host_operand(x, layout, argument, writable)
+
+
+def _opencl_operand(x: Any, layout: str, argument: str) -> Operand:
+    offset, rest = divmod(int(x.offset), DTYPES[dtype_name(x.dtype, argument)].itemsize)
+    if rest:
+        raise ShapeError(
+            f"{argument}: got offset {x.offset}, a multiple of the element size {x.dtype.itemsize} is needed"
+        )
+    letters = parse_layout(layout, len(x.shape), argument)
+    return Operand(x, "opencl", TensorView.of_array(x, layout, offset, argument), letters, array=x)
 
 
 def _host_operand(x: Any, layout: str, argument: str, writable: bool) -> Operand:
@@ -284,5 +288,5 @@ def note_writes(tensors: Sequence[Any]) -> None:
 def check_forward(forward: Any) -> bool:
     """Return the direction as a bool: no text or array is taken for one."""
     if not isinstance(forward, (bool, np.bool_)):
-        raise ConfigError(f"forward: got {forward!r:.80} of type {type(forward).__name__}, True or False is needed")
+        raise ConfigError(f"forward: got {shown(forward)} of type {type(forward).__name__}, True or False is needed")
     return bool(forward)

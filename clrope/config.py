@@ -14,9 +14,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from .arguments import integer, sequence, short
+from .arguments import integer, sequence
 from .bounded_read import path_argument
-from .errors import ConfigError, naming_file, unreadable
+from .errors import ConfigError, naming_file, shown, unreadable
 from .io import gguf, hf, presets
 from .io.hf_rope import LEAST_REAL, MOST_DIMS, MOST_REAL
 from .mode import GGML_MODES, SECTION_MODES, Mode, modes_text, parse_mode
@@ -28,7 +28,7 @@ Angles = Literal["exact", "ggml"]
 
 def _real(name: str, value: object, most: float = MOST_REAL) -> float:
     if isinstance(value, (bool, np.timedelta64)) or not isinstance(value, Real):
-        raise ConfigError(f"{name}: got {short(value)} of type {type(value).__name__}, a real number is needed")
+        raise ConfigError(f"{name}: got {shown(value)} of type {type(value).__name__}, a real number is needed")
     try:
         number = float(value)
     except OverflowError:
@@ -127,7 +127,7 @@ class RopeConfig:
             raise ConfigError(f"n_offs: got {self.n_offs}, mode 'vision' rotates the whole head and allows only 0")
         self._check_sections()
         if not isinstance(self.angles, str) or self.angles not in get_args(Angles):
-            raise ConfigError(f"angles: got {self.angles!r}, allowed are 'exact', 'ggml'")
+            raise ConfigError(f"angles: got {shown(self.angles)}, allowed are 'exact', 'ggml'")
 
     def __hash__(self) -> int:
         # Asked at every call; the fields take ten times as long, freq_factors more.

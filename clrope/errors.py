@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
+
+#: Characters of a value in a message.
+LONGEST_SHOWN = 80
 
 
 class RopeError(Exception):
@@ -50,20 +54,33 @@ class CacheWarning(RuntimeWarning):
     """The cache directory, a file in it, or a driver's `.icd` file cannot be used. Everything works as without it."""
 
 
+def shown(value: object, text: Callable[[Any], str] = repr) -> str:
+    """Return a value as a message has it, cut; no more than its type if neither Python nor the value gives a text."""
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return f"an integer of {value.bit_length()} bits"
+    try:
+        whole = text(value)
+    except MemoryError:
+        raise
+    except Exception:  # lists in lists without an end, an integer of thousands of digits inside, the value's own code
+        return f"a {type(value).__name__} that cannot be printed"
+    return whole if len(whole) <= LONGEST_SHOWN else f"{whole[:LONGEST_SHOWN]}..."
+
+
 def unreadable(argument: str, value: object, error: Exception) -> str:
     """Return the message for an argument whose own code fails when it is read."""
     return f"{argument}: {type(value).__name__} cannot be read: {type(error).__name__}: {error}"
 
 
 @contextmanager
-def reading(argument: str, value: object) -> Iterator[None]:
-    """Raise `ShapeError` for an error of an array's own code inside, such as of its `__array__` or `shape`."""
+def reading(argument: str, value: object, kind: type[ConfigError] | type[ShapeError] = ShapeError) -> Iterator[None]:
+    """Raise an error of a kind for one of a value's own code inside, such as of an array's `__array__` or `shape`."""
     try:
         yield
     except (RopeError, MemoryError):
         raise
     except Exception as error:
-        raise ShapeError(unreadable(argument, value, error)) from error
+        raise kind(unreadable(argument, value, error)) from error
 
 
 @contextmanager

@@ -11,14 +11,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import islice
 from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from .arguments import sequence, short
-from .errors import ShapeError
+from .arguments import sequence
+from .errors import ShapeError, reading, shown
 from .integers import is_integer
 
 Shape4 = tuple[int, int, int, int]
@@ -52,13 +53,13 @@ def parse_layout(layout: str, rank: int, argument: str = "x") -> str:
 
     A four-letter layout is taken for a rank 3 tensor by dropping its b.
     """
-    if layout == "bsnd" and rank in (3, 4):
+    if type(layout) is str and layout == "bsnd" and rank in (3, 4):
         return layout[4 - rank :]
     if rank not in (3, 4):
         raise ShapeError(f"{argument}: got rank {rank}, allowed are 3 [S, N, D] and 4 [B, S, N, D]")
     letters = layout.lower() if isinstance(layout, str) else ""
     if sorted(letters) not in (sorted("bsnd"), sorted("snd")):
-        raise ShapeError(f"layout: got {layout!r}, allowed is any order of the letters b, s, n, d")
+        raise ShapeError(f"layout: got {shown(layout)}, allowed is any order of the letters b, s, n, d")
     if rank == 3:
         return letters.replace("b", "")
     if len(letters) == 3:
@@ -132,7 +133,7 @@ class TensorView:
         start = _whole("view_offs", view_offs, 0)
         if any(n % item for n in strides) or start % item:
             raise ShapeError(
-                f"nb: got {short(strides)} at offset {short(start)}, multiples of the element size {item} are needed"
+                f"nb: got {shown(strides)} at offset {shown(start)}, multiples of the element size {item} are needed"
             )
         steps = [n // item for n in strides]
         lengths += [1] * (4 - len(lengths))
@@ -238,20 +239,27 @@ def _by_axis(values: dict[str, int]) -> Shape4:
     return values["b"], values["s"], values["n"], values["d"]
 
 
+def listed(argument: str, values: Any, most: int) -> list[Any]:
+    """Return the values of a sequence, of an iterator (which may have no end) no more than one too many."""
+    with reading(argument, values):
+        return list(values if isinstance(values, (list, tuple)) else islice(values, most + 1))
+
+
 def _check_dtype(dtype: str) -> None:
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ShapeError(f"dtype: got {short(dtype)}, allowed are {', '.join(DTYPES)}")
+        raise ShapeError(f"dtype: got {shown(dtype)}, allowed are {', '.join(DTYPES)}")
 
 
 def _whole(name: str, value: Any, least: int | None = None) -> int:
     if not is_integer(value):
-        raise ShapeError(f"{name}: got {short(value)} of type {type(value).__name__}, an integer is needed")
-    number = int(value)
+        raise ShapeError(f"{name}: got {shown(value)} of type {type(value).__name__}, an integer is needed")
+    with reading(name, value):
+        number = int(value)
     if least is not None and number < least:
-        raise ShapeError(f"{name}: got {short(number)}, at least {least} is needed")
+        raise ShapeError(f"{name}: got {shown(number)}, at least {least} is needed")
     return number
 
 
 def _check_bytes(name: str, elements: int, dtype: str) -> None:
     if elements * DTYPES[dtype].itemsize >= 1 << 63:
-        raise ShapeError(f"{name}: {short(elements)} elements of {dtype} are beyond 64-bit byte addresses")
+        raise ShapeError(f"{name}: {shown(elements)} elements of {dtype} are beyond 64-bit byte addresses")

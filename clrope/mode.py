@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .arguments import short
-from .errors import ConfigError
+from .errors import ConfigError, reading, shown
 from .integers import is_integer
 
 Mode = Literal["normal", "neox", "mrope", "imrope", "vision"]
@@ -30,12 +29,14 @@ def parse_mode(mode: object) -> Mode:
             return mode  # type: ignore[return-value]
         hint = _OTHER_NAMES.get(mode.lower())
         hint = f"; what others call {mode!r} is {hint!r} here" if hint else ""
-        raise ConfigError(f"mode: got {mode!r}, allowed are {modes_text()}{hint}")
+        raise ConfigError(f"mode: got {shown(mode)}, allowed are {modes_text()}{hint}")
     if is_integer(mode):
-        if int(mode) in _MODE_OF_GGML:
-            return _MODE_OF_GGML[int(mode)]  # type: ignore[return-value]
-        raise ConfigError(f"mode: got {short(int(mode))}, allowed are {modes_text()}")
-    raise ConfigError(f"mode: got {short(mode)} of type {type(mode).__name__}, allowed are {modes_text()}")
+        with reading("mode", mode, ConfigError):
+            number = int(mode)
+        if number in _MODE_OF_GGML:
+            return _MODE_OF_GGML[number]  # type: ignore[return-value]
+        raise ConfigError(f"mode: got {shown(number)}, allowed are {modes_text()}")
+    raise ConfigError(f"mode: got {shown(mode)} of type {type(mode).__name__}, allowed are {modes_text()}")
 
 
 def modes_text() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from os import getpid
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +16,15 @@ from .arrays import Operand, check_apart, check_forward, check_out, empty_like, 
 from .config import RopeConfig
 from .device import DeviceInfo
 from .device.discovery import check_fork
-from .errors import ConfigError, DeviceError, ShapeError, reading
+from .errors import ConfigError, DeviceError, ShapeError, shown
 from .kernels.kernel import Kernel
 from .kernels.problem import PairLayout
-from .kernels.variant import Variant
-from .layout import LONGEST_AXIS
+from .kernels.variant import Variant, check_variant
+from .layout import LONGEST_AXIS, listed
 from .plan.angle_sources import ConfigAngles, PositionForm, Positions, counting_from
 from .plan.plan import EmptyPlan, Plan
 from .plan.recent import RecentCall
-from .plan.template import CallTemplate, Transfer, describe
+from .plan.template import CallTemplate, Transfer, check_transfer, describe
 from .positions import position_rows
 from .runtime import (
     QueueState,
@@ -70,6 +71,7 @@ class Rope:
             if variant is not None:
                 raise ConfigError("kernel: given together with variant, which is of another kernel")
             variant = Variant(kernel if kernel.configured is None else kernel.configured(config))
+        check_variant(variant)
         self.config = config
         self.variant = variant
         # 'auto': the environment may choose, as for clrope.device().
@@ -104,7 +106,8 @@ class Rope:
             inputs = list(x) if several else [x]
             like = recent = None
             try:
-                if out is None and not wait_for and type(positions) is int and inputs:
+                plain = out is None and wait_for is None and type(layout) is str
+                if plain and type(positions) is int and inputs:
                     like = inputs[0].shape, inputs[0].dtype, forward
                     recent = self._recent.get(like)
             except MemoryError:
@@ -116,7 +119,7 @@ class Rope:
                 if result is not None:
                     return result
             forward = check_forward(forward)
-            waits = check_events(wait_for) if wait_for else ()
+            waits = () if wait_for is None else check_events(wait_for)
             found = self._known(inputs, several, out, forward, layout)
             if found is None:
                 plan = self.plan(x, positions, forward, out, layout)
@@ -262,12 +265,13 @@ class Rope:
     def cos_sin(self, positions: Any, *, head_dim: int | None = None) -> tuple[Any, Any]:
         """Return (cos, sin), NumPy float32 [rows, pairs], times the magnitude, made by the device's kernels.
 
-        positions: an int, [R], or [3, R] / [4, R] in section modes. head_dim: needed if n_dims is not set.
+        positions: an int, [R], or [3, R] / [4, R] in section modes. head_dim: needed if n_dims is not set, else
+        checked against it.
         """
         config = self.config
-        if config.n_dims is None:
-            if head_dim is None:
-                raise ConfigError("n_dims: the configuration has none, give head_dim")
+        if config.n_dims is None and head_dim is None:
+            raise ConfigError("n_dims: the configuration has none, give head_dim")
+        if head_dim is not None:
             config = config.for_head_dim(head_dim)
         where = position_rows(positions, config, batch=None, seq=None)
         shape = (where.count, config.n_pairs(None))
@@ -296,7 +300,7 @@ class Rope:
 
     @property
     def _device_name(self) -> str:
-        return str(self._own.runtime.info.name if self._own else self._selector)
+        return str(self._own.runtime.info.name) if self._own else shown(self._selector, str)
 
     def _target(self) -> QueueState:
         """Return the queue that host arrays are rotated on, chosen at the first use."""
@@ -337,6 +341,8 @@ class Rope:
         return runtime, queue
 
     def _plan(self, x: Any, positions: Any, forward: bool, out: Any, layout: str, transfer: Transfer) -> Plan:
+        forward = check_forward(forward)
+        check_transfer(transfer)
         several = isinstance(x, (tuple, list))
         inputs = [operand(a, layout) for a in (x if several else [x])]
         if not inputs:
@@ -359,19 +365,21 @@ class Rope:
             raise ShapeError("x: arrays of different head_dim share positions only if the configuration sets n_dims")
         config = next(iter(known), self.config if self.config.n_dims else replace(self.config, n_dims=2))
         source = ConfigAngles(config)
-        where = source.positions(positions, batch, seq)
         pairs = [PairLayout.of_config(config, max(2, o.view.shape[3])) for o in inputs]
 
         def target() -> tuple[CallTemplate, pyopencl.CommandQueue]:
             runtime, queue = self.target_of([*inputs, *(o for o in outputs if o is not None)])
             template = CallTemplate(
-                runtime, list(zip(inputs, outputs, strict=True)), pairs, source, forward=check_forward(forward),
+                runtime, list(zip(inputs, outputs, strict=True)), pairs, source, forward=forward,
                 several=several, variant=self.variant, transfer=transfer,
             )  # fmt: skip
             return template, queue
 
         if not any(o.view.size for o in inputs):
-            return EmptyPlan(made_outputs(inputs, outputs, None), several, target)
+            check = partial(source.check, batch=batch, seq=seq)
+            check(positions)
+            return EmptyPlan(made_outputs(inputs, outputs, None), several, target, check)
+        where = source.positions(positions, batch, seq)
         template, queue = target()
         return Plan(template, made_outputs(inputs, outputs, (template, queue)), source, where, queue)
 
@@ -403,8 +411,7 @@ def outputs_of(inputs: list[Operand], out: Any, single: bool, layout: str) -> li
     """Return the checked outputs; an output that is the input's own memory is returned as the input itself."""
     if out is None:
         return [None] * len(inputs)
-    with reading("out", out):
-        given = [out] if single else list(out)
+    given = [out] if single else listed("out", out, len(inputs))
     if len(given) != len(inputs):
         raise ShapeError(f"out: got {len(given)} arrays for {len(inputs)} inputs")
     result: list[Operand | None] = []
@@ -428,10 +435,12 @@ def outputs_of(inputs: list[Operand], out: Any, single: bool, layout: str) -> li
 def call_text(x: Any, positions: Any, config: RopeConfig, layout: str) -> str:
     """Return a call in words, for the end of an error's message."""
 
-    def text(a: Any) -> str:
-        if isinstance(a, (tuple, list)):
-            return "(" + ", ".join(map(text, a[:4])) + (", ..." if len(a) > 4 else "") + ")"
+    def text(a: Any, depth: int = 3) -> str:
         try:
+            if isinstance(a, (tuple, list)):
+                if not depth:
+                    return "(...)"
+                return "(" + ", ".join(text(b, depth - 1) for b in a[:4]) + (", ..." if len(a) > 4 else "") + ")"
             shape = getattr(a, "shape", None)
             return repr(a)[:40] if shape is None else f"{getattr(a, 'dtype', '')}{list(shape)}"
         except Exception:  # of its own code
@@ -443,4 +452,4 @@ def call_text(x: Any, positions: Any, config: RopeConfig, layout: str) -> str:
         for k, v in config.to_dict().items()
         if k == "mode" or v != plain[k]
     )
-    return f"rope(x={text(x)}, positions={text(positions)}, layout={layout!r}{fields})"
+    return f"rope(x={text(x)}, positions={text(positions)}, layout={shown(layout)}{fields})"

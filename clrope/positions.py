@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .arguments import short
 from .config import RopeConfig
-from .errors import ShapeError, unreadable
+from .errors import ShapeError, reading, shown, unreadable
 from .integers import is_integer
 from .layout import LONGEST_AXIS
 
@@ -47,6 +46,42 @@ class PositionRows:
         return bool(self.rows.size) and (int(self.rows.min()) < -(1 << 31) or int(self.rows.max()) > 1 << 31)
 
 
+@dataclass(frozen=True, eq=False)
+class GivenPositions:
+    """Checked positions in the form they came in, which may be far smaller than the rows that they stand for.
+
+    array:    integers of any width. offsets: they are first positions, which `seq` tokens of each batch count up from:
+              one for all batches, or [B].
+    batch_stride: as in `PositionRows`. sections: whether the rows get 4 axes.
+    """
+
+    array: npt.NDArray[Any]
+    offsets: bool
+    seq: int
+    batch_stride: int
+    sections: bool
+
+    @property
+    def first(self) -> int | None:
+        """The position that the tokens of all batches count up from; None if they are not given by one number."""
+        return int(self.array[0]) if self.offsets and self.array.size == 1 else None
+
+    @property
+    def limits(self) -> tuple[int, int] | None:
+        """The least and the greatest position; None if there is none."""
+        if self.array.size == 0 or self.seq == 0:
+            return None
+        return int(self.array.min()), int(self.array.max()) + (self.seq - 1 if self.offsets else 0)
+
+    def rows(self) -> PositionRows:
+        """Return the rows, one for each token (of each batch, where batches differ)."""
+        rows = self.array.astype(np.int64)
+        if self.offsets:
+            rows = rows[:, None] + np.arange(self.seq, dtype=np.int64)
+        axes = rows.shape[0] if self.sections and not self.offsets and rows.ndim > 1 else 1
+        return PositionRows(_axes(rows.reshape(axes, -1), self.sections), self.batch_stride)
+
+
 def position_rows(positions: Any, config: RopeConfig, *, batch: int | None, seq: int | None) -> PositionRows:
     """Check and normalise positions for `batch` × `seq` tokens (both None: whatever rows come, for tables).
 
@@ -57,29 +92,34 @@ def position_rows(positions: Any, config: RopeConfig, *, batch: int | None, seq:
 
     Raises `ShapeError` naming what came and what is allowed.
     """
+    return given_positions(positions, config, batch=batch, seq=seq).rows()
+
+
+def given_positions(positions: Any, config: RopeConfig, *, batch: int | None, seq: int | None) -> GivenPositions:
+    """Check positions as `position_rows` does, and make no rows of them."""
     array = integers(positions)
+    _check_64_bits(array, "positions")
     sections = config.uses_sections
     if batch is None or seq is None:
         batch, seq = 1, _free_length(array, sections)
-    allowed = _allowed(batch, seq, sections)
     if array.ndim == 0:
-        return PositionRows(_axes(_from_offsets(_wide(array.reshape(1)), seq), sections), 0)
-    wide = _wide(array)
+        return _counted(array.reshape(1), seq, 0, sections)
     if array.ndim == 1:
         if array.shape[0] == seq:
-            return PositionRows(_axes(wide[None], sections), 0)
+            return GivenPositions(array, False, seq, 0, sections)
         if array.shape[0] == batch:
-            return PositionRows(_axes(_from_offsets(wide, seq).reshape(1, -1), sections), seq)
+            return _counted(array, seq, seq, sections)
     elif array.ndim == 2:
         if array.shape == (1, seq) or (sections and array.shape in ((3, seq), (4, seq))):
-            return PositionRows(_axes(wide, sections), 0)
+            return GivenPositions(array, False, seq, 0, sections)
         if array.shape == (batch, seq) and not sections:
-            return PositionRows(np.ascontiguousarray(wide.reshape(1, -1)), seq)
+            return GivenPositions(array, False, seq, seq, sections)
     elif array.ndim == 3 and sections and array.shape[0] in (3, 4) and array.shape[2] == seq:
         if array.shape[1] == batch and batch != 1:
-            return PositionRows(_axes(wide.reshape(array.shape[0], -1), True), seq)
+            return GivenPositions(array, False, seq, seq, sections)
         if array.shape[1] == 1:
-            return PositionRows(_axes(wide[:, 0], True), 0)
+            return GivenPositions(array, False, seq, 0, sections)
+    allowed = _allowed(batch, seq, sections)
     raise ShapeError(f"positions: got shape {list(array.shape)}, allowed here are {allowed}")
 
 
@@ -89,9 +129,26 @@ def packed_positions(cu_seqlens: Any, total: int, offsets: Any = None) -> I64:
     cu_seqlens: [n + 1] integers, ascending from 0 to T, as FlashAttention and vLLM use them: sequence j holds tokens
     cu_seqlens[j] ... cu_seqlens[j+1] - 1 and counts from offsets[j] (0 without offsets).
     """
+    bounds, start = _packed(cu_seqlens, total, offsets)
+    lengths = np.diff(bounds)
+    positions = np.arange(total, dtype=np.int64) - np.repeat(bounds[:-1], lengths)
+    if start is not None:
+        positions += np.repeat(start, lengths)
+    return positions
+
+
+def check_packed(cu_seqlens: Any, total: int, offsets: Any = None) -> None:
+    """Check the arguments of `packed_positions`, and make no positions."""
+    _packed(cu_seqlens, total, offsets)
+
+
+def _packed(cu_seqlens: Any, total: int, offsets: Any) -> tuple[I64, I64 | None]:
+    """Return bounds and offsets, checked."""
     given: object = total
-    if not is_integer(given) or not 0 <= int(total) <= LONGEST_AXIS:
-        raise ShapeError(f"total: got {short(total)}, the number of tokens is needed, at most 2**30")
+    with reading("total", total):
+        right = is_integer(given) and 0 <= int(total) <= LONGEST_AXIS
+    if not right:
+        raise ShapeError(f"total: got {shown(total)}, the number of tokens is needed, at most 2**30")
     bounds = _wide(integers(cu_seqlens, "cu_seqlens"), "cu_seqlens")
     if bounds.ndim != 1 or bounds.shape[0] < 2:
         raise ShapeError(f"cu_seqlens: got shape {list(bounds.shape)}, a vector of at least 2 bounds is needed")
@@ -101,22 +158,19 @@ def packed_positions(cu_seqlens: Any, total: int, offsets: Any = None) -> I64:
             f"cu_seqlens: must ascend from 0 to the number of tokens {total}, got {bounds[0]} ... {bounds[-1]}"
             + (" with a descent" if descends else "")
         )
+    if offsets is None:
+        return bounds, None
     lengths = np.diff(bounds)
-    positions = np.arange(total, dtype=np.int64) - np.repeat(bounds[:-1], lengths)
-    if offsets is not None:
-        start = _wide(integers(offsets, "offsets"), "offsets")
-        if start.shape != lengths.shape:
-            raise ShapeError(
-                f"offsets: got shape {list(start.shape)}, one per sequence is needed: {list(lengths.shape)}"
-            )
-        beyond = start > np.iinfo(np.int64).max - np.maximum(lengths - 1, 0)
-        if beyond.any():
-            j = int(beyond.argmax())
-            raise ShapeError(
-                f"offsets: got {start[j]} for sequence {j} of {lengths[j]} tokens, which goes beyond 64-bit integers"
-            )
-        positions += np.repeat(start, lengths)
-    return positions
+    start = _wide(integers(offsets, "offsets"), "offsets")
+    if start.shape != lengths.shape:
+        raise ShapeError(f"offsets: got shape {list(start.shape)}, one per sequence is needed: {list(lengths.shape)}")
+    beyond = start > np.iinfo(np.int64).max - np.maximum(lengths - 1, 0)
+    if beyond.any():
+        j = int(beyond.argmax())
+        raise ShapeError(
+            f"offsets: got {start[j]} for sequence {j} of {lengths[j]} tokens, which goes beyond 64-bit integers"
+        )
+    return bounds, start
 
 
 def integers(positions: Any, name: str = "positions") -> npt.NDArray[Any]:
@@ -129,6 +183,11 @@ def integers(positions: Any, name: str = "positions") -> npt.NDArray[Any]:
         raise
     except Exception as error:
         raise ShapeError(unreadable(name, positions, error)) from error
+    with reading(name, positions):
+        return _checked_integers(array, positions, name)
+
+
+def _checked_integers(array: npt.NDArray[Any], positions: Any, name: str) -> npt.NDArray[Any]:
     if isinstance(positions, np.ma.MaskedArray):
         raise ShapeError(f"{name}: got a masked array, whose mask would be ignored; allowed are arrays of integers")
     if array.size and hasattr(positions, "data_ptr") and not positions.data_ptr():
@@ -149,20 +208,23 @@ def _refuse_beyond_64_bits(numbers: npt.NDArray[Any], name: str) -> None:
     """Raise `ShapeError` for integers that NumPy made floats or objects of, because they are too large."""
     for number in numbers.flat:
         if isinstance(number, Integral) and not -(1 << 63) <= int(number) < 1 << 63:
-            raise ShapeError(f"{name}: got {short(number)}, allowed are -2**63 ... 2**63 - 1")
+            raise ShapeError(f"{name}: got {shown(int(number))}, allowed are -2**63 ... 2**63 - 1")
 
 
-def _wide(array: npt.NDArray[Any], name: str = "positions") -> I64:
-    if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
-        raise ShapeError(f"{name}: got {int(array.max())}, allowed are -2**63 ... 2**63 - 1")
+def _wide(array: npt.NDArray[Any], name: str) -> I64:
+    _check_64_bits(array, name)
     return array.astype(np.int64)
 
 
-def _from_offsets(offsets: I64, seq: int) -> I64:
-    """Return offsets[k], offsets[k] + 1, ... in row k: int64[K, seq]."""
+def _check_64_bits(array: npt.NDArray[Any], name: str) -> None:
+    if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
+        raise ShapeError(f"{name}: got {int(array.max())}, allowed are -2**63 ... 2**63 - 1")
+
+
+def _counted(offsets: npt.NDArray[Any], seq: int, batch_stride: int, sections: bool) -> GivenPositions:
     if offsets.size and int(offsets.max()) + seq - 1 > np.iinfo(np.int64).max:
         raise ShapeError(f"positions: offset {int(offsets.max())} with {seq} tokens goes beyond 64-bit integers")
-    return offsets[:, None] + np.arange(seq, dtype=np.int64)
+    return GivenPositions(offsets, True, seq, batch_stride, sections)
 
 
 def _axes(rows: I64, sections: bool) -> I64:

@@ -18,7 +18,7 @@ import numpy as np
 
 from .device import DeviceInfo, device
 from .device.discovery import FORKED, check_fork
-from .errors import DeviceError, ShapeError
+from .errors import DeviceError, ShapeError, reading, shown
 from .kernels.binaries import includes_files
 from .kernels.build import build
 from .kernels.launch import LaunchSpec
@@ -484,9 +484,12 @@ def check_events(events: Any) -> list[Any]:
     """Return the events of `wait_for` as a list; raises `ShapeError` for anything else."""
     import pyopencl as cl
 
-    found = list(events) if isinstance(events, Iterable) else [None]
-    if not all(isinstance(event, cl.Event) for event in found):
-        raise ShapeError(f"wait_for: got {events!r:.80}, a sequence of pyopencl.Event is needed")
+    found = []
+    with reading("wait_for", events):
+        for event in events if isinstance(events, Iterable) else [None]:
+            if not isinstance(event, cl.Event):
+                raise ShapeError(f"wait_for: got {shown(events)}, a sequence of pyopencl.Event is needed")
+            found.append(event)
     return found
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from .arrays import Operand, check_forward, operand
 from .config import RopeConfig, parse_mode
-from .errors import ConfigError, ShapeError, reading
+from .errors import ConfigError, ShapeError, reading, renamed, shown
+from .integers import is_integer
 from .kernels.problem import PairLayout
-from .kernels.variant import Variant
+from .kernels.variant import Variant, check_variant
 from .layout import TensorView
 from .operation import Rope, made_outputs, outputs_of
 from .plan.angle_sources import ArrayAngles, PositionForm, Positions, TableColumns
 from .plan.plan import EmptyPlan, Plan
-from .plan.template import CallTemplate, Transfer, template_key
+from .plan.template import CallTemplate, Transfer, check_transfer, template_key
 from .runtime import opencl_errors
 from .select import database
 
@@ -84,6 +86,10 @@ def rotate_plan(
 ) -> Plan:
     """Return the plan of `rotate`; out_mode: the output's pairs are laid out as in this mode, not as in the input."""
     forward = check_forward(forward)
+    check_transfer(transfer)
+    check_variant(variant)
+    if not isinstance(full_tables, str) or full_tables not in ("halves", "interleaved"):
+        raise ConfigError(f"full_tables: got {shown(full_tables)}, allowed are 'halves', 'interleaved'")
     x_operand = operand(x, layout)
     outputs = outputs_of([x_operand], out, True, layout)
     batch, seq, _, head_dim = x_operand.view.shape
@@ -111,17 +117,10 @@ def rotate_plan(
         )
     if full:
         step, distance = (1, pairs) if full_tables == "halves" else (2, 1)
-        if full_tables not in ("halves", "interleaved"):
-            raise ConfigError(f"full_tables: got {full_tables!r}, allowed are 'halves', 'interleaved'")
         columns = TableColumns(2 * pairs, pairs, step, distance, True)
     else:
         columns = TableColumns(pairs, pairs, 1, 0, False)
     source = ArrayAngles(cosine, sine, columns, positions is not None, max_pos)
-    if positions is not None:
-        where = source.positions(positions, batch, seq)
-    else:
-        stride = seq if rows > 1 else 0
-        where = Positions(PositionForm(False, 1, stride, False), np.zeros((1, 0), np.int64))
     if outputs[0] is x_operand and out_mode is not None and layout_of_pairs.pairing is None:
         raise ShapeError("out: x itself, but pairs that move to other places cannot be rotated in place")
 
@@ -149,8 +148,16 @@ def rotate_plan(
         return template, queue
 
     if not x_operand.view.size:
-        return EmptyPlan(made_outputs([x_operand], outputs, None), False, target)
-    with opencl_errors(str(device)):
+        check = partial(source.check, batch=batch, seq=seq)
+        if positions is not None:
+            check(positions)
+        return EmptyPlan(made_outputs([x_operand], outputs, None), False, target, check)
+    if positions is not None:
+        where = source.positions(positions, batch, seq)
+    else:
+        stride = seq if rows > 1 else 0
+        where = Positions(PositionForm(False, 1, stride, False), np.zeros((1, 0), np.int64))
+    with opencl_errors(shown(device, str)):
         template, queue = target()
         return Plan(template, made_outputs([x_operand], outputs, (template, queue)), source, where, queue)
 
@@ -191,10 +198,15 @@ def _pairs(columns: int, head_dim: int, n_dims: int | None) -> tuple[int, bool]:
                 f"(one per pair) or {head_dim} (one per element, if even)"
             )
         return pairs, full
+    if not is_integer(n_dims):
+        raise ConfigError(f"n_dims: got {shown(n_dims)} of type {type(n_dims).__name__}, an integer is needed")
+    with reading("n_dims", n_dims, ConfigError):
+        n_dims = int(n_dims)
     if n_dims < 2 or n_dims % 2:
-        raise ConfigError(f"n_dims: got {n_dims}, it must be even and at least 2")
+        raise ConfigError(f"n_dims: got {shown(n_dims)}, it must be even and at least 2")
     if columns not in (n_dims, n_dims // 2):
-        raise ShapeError(f"cos: got {columns} columns; for n_dims {n_dims} allowed are {n_dims // 2} and {n_dims}")
+        allowed = f"{shown(n_dims // 2)} and {shown(n_dims)}"
+        raise ShapeError(f"cos: got {columns} columns; for n_dims {shown(n_dims)} allowed are {allowed}")
     return n_dims // 2, columns == n_dims
 
 
@@ -202,6 +214,8 @@ def _pair_layout(config: RopeConfig, head_dim: int, out_mode: str | int | None) 
     own = PairLayout.of_config(config, head_dim)
     if out_mode is None:
         return own
-    target = RopeConfig("normal" if parse_mode(out_mode) == "normal" else "neox", config.n_dims, n_offs=config.n_offs)
+    with renamed({"mode": "out_mode"}):
+        mode = parse_mode(out_mode)
+    target = RopeConfig("normal" if mode == "normal" else "neox", config.n_dims, n_offs=config.n_offs)
     other = PairLayout.of_config(target, head_dim)
     return PairLayout(own.pairs, own.window, head_dim, own.step, own.distance, other.step, other.distance)

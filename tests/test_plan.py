@@ -201,7 +201,7 @@ def test_the_size_of_chunks() -> None:
     assert cut(0, 5, 5, 9) == []
     assert sum(c.batches.stop - c.batches.start for c in cut(2, 0, 0, 9)) == 2
     assert len(chunks_that_fit(1, 2, 0, 9, lambda c: c.tokens.stop - c.tokens.start == 1, "y")) == 2
-    # Halves, rounded up: 100 -> 50 -> 25 -> 13 (of which the last, of 9, would fit) -> 7.
+    # One token, then halves, rounded up: 100 -> 50 -> 25 -> 13 (of which the last, of 9, would fit) -> 7.
     tried: list[int] = []
 
     def fits(chunk: Chunk) -> bool:
@@ -210,7 +210,7 @@ def test_the_size_of_chunks() -> None:
 
     found = chunks_that_fit(1, 100, 0, 10**9, fits, "y")
     assert [c.tokens.stop - c.tokens.start for c in found] == [7] * 14 + [2]
-    assert tried[:5] == [100, 50, 25, 13, 7]
+    assert tried[:6] == [100, 1, 50, 25, 13, 7]
 
 
 def test_no_fp64(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:

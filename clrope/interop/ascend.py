@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import short
 from ..arrays import Operand, check_out, empty_like, operand
-from ..errors import ConfigError, ShapeError, reading, renamed
+from ..errors import ConfigError, ShapeError, reading, renamed, shown
 from ..integers import is_integer
 from ..plan.plan import Plan
 from ..tables import FullTables, rotate_plan
@@ -72,7 +71,7 @@ def _mode(rotary_mode: str | int) -> str:
     mode = names.get(int(rotary_mode)) if is_integer(rotary_mode) else rotary_mode
     if not isinstance(mode, str) or mode not in ROTARY_MODES:
         allowed = ", ".join(f"{name!r} ({number})" for name, number in ROTARY_MODES.items())
-        raise ConfigError(f"rotary_mode: got {short(rotary_mode)}, allowed are {allowed}")
+        raise ConfigError(f"rotary_mode: got {shown(rotary_mode)}, allowed are {allowed}")
     return mode
 
 

@@ -17,12 +17,11 @@ import numpy.typing as npt
 
 from ..api import config_of
 from ..api import rope as rope_whole
-from ..arguments import short
 from ..arrays import check_forward
 from ..config import RopeConfig
-from ..errors import ConfigError, ShapeError
+from ..errors import ConfigError, ShapeError, shown
 from ..layout import dtype_name, parse_layout
-from ..positions import integers, packed_positions, position_rows
+from ..positions import given_positions, integers, packed_positions
 
 I64 = npt.NDArray[np.int64]
 #: Positions within ± this are rotated by steps of 64 bits.
@@ -65,7 +64,7 @@ def rope(
     if _unknown(x.shape):
         raise ShapeError(f"x: got chunks of unknown lengths, shape {list(x.shape)}; call x.compute_chunk_sizes() first")
     if not isinstance(rechunk, bool):
-        raise ConfigError(f"rechunk: got {short(rechunk)} of type {type(rechunk).__name__}, True or False is needed")
+        raise ConfigError(f"rechunk: got {shown(rechunk)} of type {type(rechunk).__name__}, True or False is needed")
     x = _whole_heads(x, letters, rechunk)
     if config is None:
         config = config_of(fields)
@@ -184,7 +183,7 @@ def _given(positions: Any, config: RopeConfig, batch: int, seq: int, da: Any) ->
     if lazy and _unknown(shape):
         raise ShapeError("positions: got chunks of unknown lengths; call positions.compute_chunk_sizes() first")
     # Of a lazy array only the form can be checked.
-    position_rows(
+    given_positions(
         np.broadcast_to(np.zeros((), array.dtype), shape) if lazy else positions, config, batch=batch, seq=seq
     )
     if array.ndim == 1:

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..api import rope
-from ..arguments import MOST_COUNT, integer, sequence, short
+from ..arguments import MOST_COUNT, integer, sequence
 from ..arrays import is_opencl_array, operand
 from ..config import GGML_MODES, Angles, RopeConfig, parse_mode
-from ..errors import ConfigError, ShapeError, reading, renamed, unreadable
+from ..errors import ConfigError, ShapeError, reading, renamed, shown, unreadable
 from ..integers import is_integer
 from ..layout import DTYPES
 from ..positions import integers
@@ -72,7 +72,7 @@ class Tensor:
         name = numbers.get(int(self.type), "") if is_integer(self.type) else self.type
         if not isinstance(name, str) or name not in TYPES:
             allowed = ", ".join(f"{n!r} ({GGML_TYPES[n]})" for n in TYPES)
-            raise ShapeError(f"type: got {short(self.type)}, allowed are {allowed}")
+            raise ShapeError(f"type: got {shown(self.type)}, allowed are {allowed}")
         self.type = name
         self.ne = _counts("ne", self.ne)
         if not 1 <= len(self.ne) <= 4:
@@ -127,7 +127,7 @@ class OpParams:
 
     def __post_init__(self) -> None:
         if is_integer(self.mode) and int(self.mode) & 1:
-            raise ConfigError(f"mode: got {short(self.mode)}, odd modes are no longer supported by ggml")
+            raise ConfigError(f"mode: got {shown(self.mode)}, odd modes are no longer supported by ggml")
         put = object.__setattr__  # frozen dataclass
         put(self, "mode", GGML_MODES[parse_mode(self.mode)])
         for name in ("n_dims", "n_ctx_orig", "n_offs"):
@@ -409,7 +409,7 @@ def _sections(sections: Sequence[int] | None) -> tuple[int, int, int, int]:
 
 def _int32(name: str, value: Any) -> int:
     if is_integer(value) and not -(1 << 31) <= int(value) < 1 << 31:
-        raise ConfigError(f"{name}: got {short(int(value))}, ggml keeps it in 32 bits")
+        raise ConfigError(f"{name}: got {shown(int(value))}, ggml keeps it in 32 bits")
     return integer(name, value, -(1 << 31))
 
 
@@ -420,7 +420,7 @@ def _counts(name: str, value: Any) -> list[int]:
 
 def _float32(name: str, value: Any) -> float:
     if isinstance(value, (bool, np.timedelta64)) or not isinstance(value, Real):
-        raise ConfigError(f"{name}: got {short(value)} of type {type(value).__name__}, a number is needed")
+        raise ConfigError(f"{name}: got {shown(value)} of type {type(value).__name__}, a number is needed")
     try:
         with np.errstate(over="ignore"):
             return float(np.float32(float(value)))

@@ -13,9 +13,9 @@ from enum import IntEnum
 from functools import partial
 from typing import Any
 
-from ..arguments import MOST_COUNT, integer, sequence, short
+from ..arguments import MOST_COUNT, integer, sequence
 from ..arrays import is_opencl_array
-from ..errors import ConfigError, RopeError, ShapeError, renamed, unreadable
+from ..errors import ConfigError, RopeError, ShapeError, renamed, shown, unreadable
 from ..integers import is_integer
 from ..tables import rotate_plan
 
@@ -76,7 +76,7 @@ class TensorDescriptor:
         message = f"strides: got {list(strides)} for shape {list(self.shape)}, one per axis"
         _require(len(strides) == len(self.shape), Status.BAD_TENSOR_STRIDES, message)
         put(self, "strides", strides)
-        message = f"dtype: got {short(self.dtype)} of type {type(self.dtype).__name__}, a name is needed"
+        message = f"dtype: got {shown(self.dtype)} of type {type(self.dtype).__name__}, a name is needed"
         _require(isinstance(self.dtype, str), Status.BAD_TENSOR_DTYPE, message)
         put(self, "dtype", _DTYPES.get(self.dtype, self.dtype))
 
@@ -137,7 +137,7 @@ class RoPEDescriptor:
         named = {"y": y, "x": x, "pos_ids": pos_ids, "sin_table": sin_table, "cos_table": cos_table}
         made = {name: TensorDescriptor.of(tensor, name) for name, tensor in named.items()}
         known = is_integer(algo) and algo in list(Algo)
-        _require(known, Status.NULL_POINTER, f"algo: got {short(algo)}, allowed are GPT_J (0) and GPT_NEOX (1)")
+        _require(known, Status.NULL_POINTER, f"algo: got {shown(algo)}, allowed are GPT_J (0) and GPT_NEOX (1)")
         _check_types(made)
         _check_shapes(made)
         _check_strides(made)

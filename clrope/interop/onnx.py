@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..arguments import integer, short
+from ..arguments import integer
 from ..arrays import is_opencl_array
 from ..device import device as select_device
 from ..device import devices
-from ..errors import ConfigError, DeviceError, ShapeError, reading
+from ..errors import ConfigError, DeviceError, ShapeError, reading, shown
 from ..integers import is_integer
 from ..layout import dtype_name
 from ..positions import integers
@@ -310,7 +310,7 @@ def _selector(device: str) -> str | None:
             return None
         if kind.upper() == "OPENCL":
             return rest or None
-    raise DeviceError(f"device: got {short(device)}, allowed are 'CPU', 'OPENCL', 'OPENCL:<selector>'")
+    raise DeviceError(f"device: got {shown(device)}, allowed are 'CPU', 'OPENCL', 'OPENCL:<selector>'")
 
 
 def _array(value: Any, name: str) -> Any:
@@ -383,7 +383,7 @@ def _check_range(ids: Any, above: int, rows: int) -> None:
 
 def _flag(name: str, value: object) -> bool:
     if not (isinstance(value, bool) or is_integer(value)) or value not in (0, 1):
-        raise ConfigError(f"{name}: got {short(value)}, allowed are 0 and 1")
+        raise ConfigError(f"{name}: got {shown(value)}, allowed are 0 and 1")
     return bool(value)
 
 
@@ -393,7 +393,7 @@ def _check_finite(name: str, value: object) -> None:
         with contextlib.suppress(OverflowError):  # an integer beyond float64
             finite = math.isfinite(value)
     if not finite:
-        raise ConfigError(f"{name}: got {short(value)}, a finite number is needed")
+        raise ConfigError(f"{name}: got {shown(value)}, a finite number is needed")
 
 
 def _rotate(

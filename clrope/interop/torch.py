@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from ..api import operation
-from ..arguments import short
 from ..config import Mode, RopeConfig
-from ..errors import ConfigError, DeviceError, ShapeError, renamed
+from ..errors import ConfigError, DeviceError, ShapeError, renamed, shown
 from ..io.hf_rope import MOST_REAL
 from ..tables import rotate_plan
 
@@ -46,9 +45,9 @@ class RoPE(torch.nn.Module):
         super().__init__()
         self.scale, self.base = _real("scale", scale), _real("base", base)
         if isinstance(dims, bool) or not (dims is None or isinstance(dims, int)):
-            raise ConfigError(f"dims: got {short(dims)} of type {type(dims).__name__}, an int or None is needed")
+            raise ConfigError(f"dims: got {shown(dims)} of type {type(dims).__name__}, an int or None is needed")
         if not isinstance(interleaved, (bool, int)) or interleaved not in (0, 1):
-            raise ConfigError(f"interleaved: got {short(interleaved)}, allowed are True, False")
+            raise ConfigError(f"interleaved: got {shown(interleaved)}, allowed are True, False")
         self.dims, self.interleaved = dims, bool(interleaved)
         _check_attributes(self.scale, self.base, dims)
 
@@ -88,10 +87,10 @@ class RoPE(torch.nn.Module):
         if offset is not None and not isinstance(offset, Tensor):
             if isinstance(offset, bool) or not isinstance(offset, (int, torch.SymInt)):
                 raise ShapeError(
-                    f"offset: got {short(offset)} of type {type(offset).__name__}, an int or tensor is needed"
+                    f"offset: got {shown(offset)} of type {type(offset).__name__}, an int or tensor is needed"
                 )
             if isinstance(offset, int) and not -_MAX_INT64 - 1 <= offset <= _MAX_INT64:
-                raise ShapeError(f"offset: got {short(offset)}, allowed are -2**63 ... 2**63 - 1")
+                raise ShapeError(f"offset: got {shown(offset)}, allowed are -2**63 ... 2**63 - 1")
             start, offset = offset, None
         attributes = {"scale": self.scale, "base": self.base, "dims": self.dims, "interleaved": self.interleaved}
         if start != 0:
@@ -237,11 +236,11 @@ _rope.register_autograd(_backward, setup_context=_setup_context)
 
 def _real(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise ConfigError(f"{name}: got {short(value)} of type {type(value).__name__}, a real number is needed")
+        raise ConfigError(f"{name}: got {shown(value)} of type {type(value).__name__}, a real number is needed")
     try:
         return float(value)
     except OverflowError:
-        raise ConfigError(f"{name}: got {short(value)}, it must be finite") from None
+        raise ConfigError(f"{name}: got {shown(value)}, it must be finite") from None
 
 
 def _check_attributes(scale: float, base: float, dims: int | None) -> None:
@@ -250,9 +249,9 @@ def _check_attributes(scale: float, base: float, dims: int | None) -> None:
     if not (math.isfinite(base) and base > 0):
         raise ConfigError(f"base: got {base}, it must be finite and greater than 0")
     if dims is not None and (dims < 2 or dims % 2):
-        raise ConfigError(f"dims: got {short(dims)}, it must be even and at least 2 (or None for all)")
+        raise ConfigError(f"dims: got {shown(dims)}, it must be even and at least 2 (or None for all)")
     if dims is not None and dims > _MAX_INT64:
-        raise ConfigError(f"dims: got {short(dims)}, at most 2**63 - 1 is allowed")
+        raise ConfigError(f"dims: got {shown(dims)}, at most 2**63 - 1 is allowed")
 
 
 def _check(given: _Inputs, scale: float, base: float, dims: int | None) -> tuple[int, torch.dtype]:

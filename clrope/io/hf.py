@@ -13,8 +13,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from ..arguments import short
-from ..errors import ConfigError
+from ..errors import ConfigError, shown
 from ..mode import SECTION_MODES, Mode, parse_mode
 from .hf_models import MODELS, REFUSED, UNKNOWN, ModelKind
 from .hf_rope import MOST_DIMS, Setting, count, layer_name, positive, real, rope_fields, rope_type_of, same
@@ -111,19 +110,19 @@ def _kind(data: Mapping[str, Any], mode: str | int | None) -> tuple[ModelKind, M
     if isinstance(name, str) and name in REFUSED:
         raise ConfigError(f"model_type: {name!r} is none of the five modes, because {REFUSED[name]}")
     if kind is None:
-        what = "missing" if name is None else f"got {short(name)}, whose pairing is not known here"
+        what = "missing" if name is None else f"got {shown(name)}, whose pairing is not known here"
         raise ConfigError(f"model_type: {what}; give mode='neox' (rotate_half) or mode='normal' (neighbouring pairs)")
     if kind.interleave_key is not None and data.get(kind.interleave_key) is not None:
         interleaved = data[kind.interleave_key]
         if not isinstance(interleaved, bool):
-            raise ConfigError(f"{kind.interleave_key}: got {short(interleaved)}, true or false is needed")
+            raise ConfigError(f"{kind.interleave_key}: got {shown(interleaved)}, true or false is needed")
         return kind, "normal" if interleaved else "neox"
     return kind, kind.mode
 
 
 def _refuse_unread(data: Mapping[str, Any], kind: ModelKind) -> None:
     if not isinstance(data.get("alibi"), (bool, NoneType)):
-        raise ConfigError(f"alibi: got {short(data['alibi'])}, true or false is needed")
+        raise ConfigError(f"alibi: got {shown(data['alibi'])}, true or false is needed")
     if data.get("alibi"):
         raise ConfigError("alibi: true, this model uses ALiBi and no RoPE")
     read = {"" if kind.plain else kind.theta_key, kind.partial_key, kind.rotary_dim_key, kind.interleave_key}
@@ -132,7 +131,7 @@ def _refuse_unread(data: Mapping[str, Any], kind: ModelKind) -> None:
     for key in _SUSPECTS:
         value = data.get(key)
         if value is not None and not same(value, False) and key not in read:
-            raise ConfigError(f"{key}: not a key of model_type {short(data.get('model_type'))} that is understood here")
+            raise ConfigError(f"{key}: not a key of model_type {shown(data.get('model_type'))} that is understood here")
 
 
 def _parameters(data: Mapping[str, Any], kind: ModelKind, layer_type: str | None) -> _Part:
@@ -142,15 +141,15 @@ def _parameters(data: Mapping[str, Any], kind: ModelKind, layer_type: str | None
     path = "rope_parameters" if new or not old else "rope_scaling"
     params = new or old
     if kind.needs_params and not params:
-        raise ConfigError(f"rope_parameters: missing, model_type {short(data.get('model_type'))} has no plain default")
+        raise ConfigError(f"rope_parameters: missing, model_type {shown(data.get('model_type'))} has no plain default")
     if kind.plain and params:
-        raise ConfigError(f"{path}: model_type {short(data.get('model_type'))} has none, its frequencies are fixed")
+        raise ConfigError(f"{path}: model_type {shown(data.get('model_type'))} has none, its frequencies are fixed")
     values = [value for value in params.values() if value is not None]
     if values and all(isinstance(value, Mapping) for value in values):
         return _nested_part(params, path, kind, layer_type)
     if kind.two_thetas is not None:
         if path == "rope_parameters" and params:
-            raise ConfigError(f"rope_parameters: model_type {short(data.get('model_type'))} has them per layer type")
+            raise ConfigError(f"rope_parameters: model_type {shown(data.get('model_type'))} has them per layer type")
         return _two_thetas_part(params, kind, layer_type)
     types = _layer_types(data)
     if layer_type is not None and layer_type not in types:
@@ -159,7 +158,7 @@ def _parameters(data: Mapping[str, Any], kind: ModelKind, layer_type: str | None
 
 
 def _nested_part(params: Mapping[str, Any], path: str, kind: ModelKind, layer_type: str | None) -> _Part:
-    names = ", ".join(short(name) for name in params)
+    names = ", ".join(shown(name) for name in params)
     if layer_type is None:
         raise ConfigError(f"layer_type: not given, {path} has one set per layer type: {names}")
     if layer_type not in params:
@@ -202,13 +201,13 @@ def _theta(data: Mapping[str, Any], kind: ModelKind, part: _Part) -> float:
         theta = positive(f"{part.path}.rope_theta", inner)
         # Per layer type the root's value is a default only.
         if not part.nested and outer is not None and positive(part.theta_key, outer) != theta:
-            raise ConfigError(f"{part.theta_key}: {short(outer)} at the root, {short(inner)} in {part.path}")
+            raise ConfigError(f"{part.theta_key}: {shown(outer)} at the root, {shown(inner)} in {part.path}")
         return theta
     if outer is not None:
         return positive(part.theta_key, outer)
     if part.theta is None:
         raise ConfigError(
-            f"{part.theta_key}: missing, and model_type {short(data.get('model_type'))} has no known default"
+            f"{part.theta_key}: missing, and model_type {shown(data.get('model_type'))} has no known default"
         )
     return part.theta
 
@@ -279,11 +278,11 @@ def _rotated(data: Mapping[str, Any], kind: ModelKind, part: _Part, head_dim: in
     share = real(where, given)
     # Per layer type the root's value is a default only.
     if inner is not None and outer is not None and not part.nested and real(kind.partial_key, outer) != share:
-        raise ConfigError(f"{kind.partial_key}: {short(outer)} at the root, {short(inner)} in {part.path}")
+        raise ConfigError(f"{kind.partial_key}: {shown(outer)} at the root, {shown(inner)} in {part.path}")
     if not 0.0 < share <= 1.0:
         raise ConfigError(f"{where}: got {share}, allowed is above 0, at most 1")
     if kind.partial is None and share != 1.0:
-        raise ConfigError(f"{where}: got {share}, model_type {short(data.get('model_type'))} rotates the whole head")
+        raise ConfigError(f"{where}: got {share}, model_type {shown(data.get('model_type'))} rotates the whole head")
     return int(head_dim * share)
 
 
@@ -293,20 +292,20 @@ def _sections(data: Mapping[str, Any], mode: Mode, part: _Part, pairs: int) -> t
     path = f"{part.path}.mrope_section"
     for key, value in flags.items():
         if value is not None and not isinstance(value, bool):
-            raise ConfigError(f"{part.path}.{key}: got {short(value)}, true or false is needed")
+            raise ConfigError(f"{part.path}.{key}: got {shown(value)}, true or false is needed")
     if mode not in SECTION_MODES:
         if given is not None:
-            raise ConfigError(f"{path}: model_type {short(data.get('model_type'))} (mode {mode!r}) has no sections")
+            raise ConfigError(f"{path}: model_type {shown(data.get('model_type'))} (mode {mode!r}) has no sections")
         if "mrope" in (part.params.get("type"), part.params.get("rope_type")) or any(flags.values()):
             raise ConfigError(
-                f"{part.path}: type 'mrope' in model_type {short(data.get('model_type'))} (mode {mode!r})"
+                f"{part.path}: type 'mrope' in model_type {shown(data.get('model_type'))} (mode {mode!r})"
             )
         return None
     for key, value in flags.items():
         if value is not None and value != (mode == "imrope"):
-            raise ConfigError(f"{part.path}.{key}: got {short(value)}, the mode is {mode!r}")
+            raise ConfigError(f"{part.path}.{key}: got {shown(value)}, the mode is {mode!r}")
     if isinstance(given, (str, bytes)) or not isinstance(given, (list, tuple)):
-        what = "missing" if given is None else f"got {short(given)}"
+        what = "missing" if given is None else f"got {shown(given)}"
         raise ConfigError(f"{path}: {what}, mode {mode!r} needs the pairs of t, h and w")
     sizes = [count(path, size) for size in given]
     if len(sizes) != 3:

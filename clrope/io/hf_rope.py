@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import MOST_COUNT, short
-from ..errors import ConfigError, unreadable
+from ..arguments import MOST_COUNT
+from ..errors import ConfigError, shown, unreadable
 from ..integers import is_integer
 
 #: Divisor of the angle of a pair that 'proportional' leaves alone. Finite, because a divisor must be; large enough
@@ -84,7 +84,7 @@ def real(name: str, value: object) -> float:
         except Exception as error:
             raise ConfigError(unreadable(name, value, error)) from error
     if not abs(number) <= MOST_REAL:
-        raise ConfigError(f"{name}: got {short(value)}, a finite number is needed, at most {MOST_REAL}")
+        raise ConfigError(f"{name}: got {shown(value)}, a finite number is needed, at most {MOST_REAL}")
     return number
 
 
@@ -92,9 +92,9 @@ def positive(name: str, value: object) -> float:
     """Return `value` as a float above 0, or raise `ConfigError` naming the key."""
     number = real(name, value)
     if number <= 0:
-        raise ConfigError(f"{name}: got {short(value)}, it must be greater than 0")
+        raise ConfigError(f"{name}: got {shown(value)}, it must be greater than 0")
     if number < LEAST_REAL:
-        raise ConfigError(f"{name}: got {short(value)}, it must be at least {LEAST_REAL}")
+        raise ConfigError(f"{name}: got {shown(value)}, it must be at least {LEAST_REAL}")
     return number
 
 
@@ -103,9 +103,9 @@ def count(name: str, value: object) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not is_integer(value) or value <= 0:
-        raise ConfigError(f"{name}: got {short(value)}, an integer greater than 0 is needed")
+        raise ConfigError(f"{name}: got {shown(value)}, an integer greater than 0 is needed")
     if int(value) > MOST_COUNT:
-        raise ConfigError(f"{name}: got {short(value)}, at most {MOST_COUNT} is allowed")
+        raise ConfigError(f"{name}: got {shown(value)}, at most {MOST_COUNT} is allowed")
     return int(value)
 
 
@@ -122,7 +122,7 @@ def same(a: object, b: object) -> bool:
 def layer_name(value: object) -> str:
     """Return the argument `layer_type` as a text, or raise `ConfigError`."""
     if not isinstance(value, str):
-        raise ConfigError(f"layer_type: got {short(value)}, a name is needed")
+        raise ConfigError(f"layer_type: got {shown(value)}, a name is needed")
     return value
 
 
@@ -137,7 +137,7 @@ def rope_type_of(params: Mapping[str, Any], path: str, *, yarn_is_longrope: bool
         if yarn_is_longrope and name == "yarn":
             name = "longrope"
         if not isinstance(name, str) or name not in _KEYS:
-            raise ConfigError(f"{path}.{key}: got {short(given)}, known types are {', '.join(_KEYS)}")
+            raise ConfigError(f"{path}.{key}: got {shown(given)}, known types are {', '.join(_KEYS)}")
         # 'mrope' is an older name that says nothing of the scaling, so the other key may name one.
         if given != "mrope" or not names:
             names.append(name)
@@ -153,7 +153,7 @@ def rope_fields(params: Mapping[str, Any], kind: str, setting: Setting) -> dict[
     given = {key: value for key, value in params.items() if value is not None}
     for key in given:
         if not isinstance(key, str):
-            raise ConfigError(f"{setting.path}: got the key {short(key)}, names are needed")
+            raise ConfigError(f"{setting.path}: got the key {shown(key)}, names are needed")
     for key in sorted(given):
         if key not in _KEYS[kind] | _COMMON:
             allowed = ", ".join(sorted(_KEYS[kind])) or "no keys of its own"
@@ -230,7 +230,7 @@ def _yarn(params: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
     slow = positive(f"{setting.path}.beta_slow", params.get("beta_slow", 1.0))
     truncate = params.get("truncate", True)
     if not isinstance(truncate, bool):
-        raise ConfigError(f"{setting.path}.truncate: got {short(truncate)}, true or false is needed")
+        raise ConfigError(f"{setting.path}.truncate: got {shown(truncate)}, true or false is needed")
     if setting.nested and not truncate:
         # transformers reads this key next to the layer types, not under one, so what was meant is not what it does.
         raise ConfigError(f"{setting.path}.truncate: false under a layer type is ignored by transformers; refused")

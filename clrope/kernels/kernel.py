@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from ..config import RopeConfig
@@ -37,9 +37,9 @@ class Parameter:
         """Raise `ConfigError` for a value that is not allowed."""
         if self.values is None:
             if type(value) is not int or value < 0:
-                raise ConfigError(f"{self.name}: got {value!r}, allowed are 0 and more")
-        elif not any(value == allowed and type(value) is type(allowed) for allowed in self.values):
-            raise ConfigError(f"{self.name}: got {value!r}, allowed are {', '.join(map(str, self.values))}")
+                raise ConfigError(f"{self.name}: got {shown(value)}, allowed are 0 and more")
+        elif not any(type(value) is type(allowed) and value == allowed for allowed in self.values):
+            raise ConfigError(f"{self.name}: got {shown(value)}, allowed are {', '.join(map(str, self.values))}")
 
     @property
     def schema(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from ..errors import ConfigError
+from ..errors import ConfigError, shown
 from . import rows, strided, tiled
 from .kernel import Kernel, Unsupported
 from .problem import Pairing, Problem
@@ -40,7 +40,9 @@ class Variant:
     ) -> None:
         found = KERNELS.get(kernel) if isinstance(kernel, str) else kernel
         if not isinstance(found, Kernel):
-            raise ConfigError(f"kernel: got {kernel!r}, allowed are {', '.join(KERNELS)}")
+            raise ConfigError(f"kernel: got {shown(kernel)}, allowed are {', '.join(KERNELS)}")
+        if not isinstance(folder, (str, os.PathLike)):
+            raise ConfigError(f"folder: got {type(folder).__name__}, a path is needed")
         values = []
         for parameter in found.parameters:
             value = parameters.pop(parameter.name, parameter.default)
@@ -114,9 +116,10 @@ class Variant:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Variant:
         """Return the variant of `to_dict`; raises `ConfigError` for anything else."""
-        kernel = KERNELS.get(data.get("kernel", "")) if isinstance(data, Mapping) else None
+        name = data.get("kernel") if isinstance(data, Mapping) else None
+        kernel = KERNELS.get(name) if isinstance(name, str) else None
         if kernel is None or set(data) != {"kernel", *(p.name for p in kernel.parameters)}:
-            raise ConfigError(f"variant: got {data!r}, a kernel's name and all of its parameters are needed")
+            raise ConfigError(f"variant: got {shown(data)}, a kernel's name and all of its parameters are needed")
         return cls(**data)
 
     def __str__(self) -> str:
@@ -125,6 +128,12 @@ class Variant:
 
     def __repr__(self) -> str:
         return f"<Variant {self}>"
+
+
+def check_variant(variant: Any) -> None:
+    """Raise `ConfigError` for anything but a `Variant` or None."""
+    if variant is not None and not isinstance(variant, Variant):
+        raise ConfigError(f"variant: got {type(variant).__name__}, a clrope.kernels.variant.Variant is needed")
 
 
 #: Nothing has to be known for this one: any strides, no vectors.

@@ -17,7 +17,7 @@ from ..kernels import cos_sin, cos_sin_ggml, gather
 from ..kernels.launch import BoundRows, Launch, LaunchSpec
 from ..kernels.problem import AngleForm
 from ..layout import TensorView
-from ..positions import position_rows
+from ..positions import GivenPositions, given_positions
 from ..runtime import Runtime, pending
 from .host_buffers import HostBuffers, MemoryRange
 
@@ -85,7 +85,11 @@ def positions_of(positions: Any, config: RopeConfig, batch: int, seq: int) -> Po
             quick = counting_from(first, seq)
             if quick is not None:
                 return quick
-    where = position_rows(positions, config, batch=batch, seq=seq)
+    given = given_positions(positions, config, batch=batch, seq=seq)
+    quick = None if given.first is None else counting_from(given.first, seq)
+    if quick is not None:
+        return quick
+    where = given.rows()
     rows = where.rows
     stride = where.batch_stride if batch > 1 else 0
     if stride == 0 and rows.shape[1] > 0:
@@ -184,6 +188,10 @@ class ConfigAngles:
     def positions(self, positions: Any, batch: int, seq: int) -> Positions:
         """Check positions and return them in their simplest form."""
         return positions_of(positions, self.config, batch, seq)
+
+    def check(self, positions: Any, batch: int, seq: int) -> None:
+        """Check positions, and make no rows of them."""
+        given_positions(positions, self.config, batch=batch, seq=seq)
 
     def form(self, form: PositionForm, real: Real) -> AngleForm:
         """Return where a launch takes cos and sin from."""
@@ -289,16 +297,21 @@ class ArrayAngles:
     constant = False
 
     def positions(self, positions: Any, batch: int, seq: int) -> Positions:
-        """Check row numbers against the tables."""
+        """Check row numbers against the tables and return them."""
+        where = self.check(positions, batch, seq).rows()
+        return Positions(PositionForm(False, 1, where.batch_stride if batch > 1 else 0, False), where.rows)
+
+    def check(self, positions: Any, batch: int, seq: int) -> GivenPositions:
+        """Check row numbers against the tables, and make no rows of them."""
         if not self.indexed:
             raise ShapeError("positions: given, but the tables of this plan have a row for each token")
         length = self.cosine.view.shape[1]
-        where = position_rows(positions, RopeConfig("neox"), batch=batch, seq=seq)
-        index = where.rows[0]
-        if index.size and (int(index.min()) < 0 or int(index.max()) >= length):
-            bad = int(index.min()) if int(index.min()) < 0 else int(index.max())
+        given = given_positions(positions, RopeConfig("neox"), batch=batch, seq=seq)
+        least, greatest = given.limits or (0, -1)
+        if least < 0 or greatest >= length:
+            bad = least if least < 0 else greatest
             raise ShapeError(f"positions: got {bad}, the tables have rows 0 ... {length - 1}")
-        return Positions(PositionForm(False, 1, where.batch_stride if batch > 1 else 0, False), where.rows)
+        return given
 
     def tables(
         self, runtime: Runtime, queue: pyopencl.CommandQueue, positions: Positions, rows: slice, real: Real

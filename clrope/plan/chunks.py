@@ -42,10 +42,14 @@ def chunks_that_fit(
 ) -> list[Chunk]:
     """Return the largest chunks (halving from `most` tokens) all of which fit; `DeviceError` if one token does not."""
     most = max(1, min(most, batches * tokens))
-    while True:
-        made = chunks(batches, tokens, batch_stride, most)
-        if all(map(fits, made)):
-            return made
-        if most == 1:
-            raise DeviceError(f"{what}: one token alone does not fit the device's largest allocation")
-        most = -(-most // 2)
+    made = chunks(batches, tokens, batch_stride, most)
+    if all(map(fits, made)):
+        return made
+    # One token first: lists of smaller and smaller chunks would take long to say that none fits.
+    if all(map(fits, chunks(1, 1, 0, 1))):
+        while most > 1:
+            most = -(-most // 2)
+            made = chunks(batches, tokens, batch_stride, most)
+            if all(map(fits, made)):
+                return made
+    raise DeviceError(f"{what}: one token alone does not fit the device's largest allocation")

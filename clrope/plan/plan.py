@@ -13,6 +13,7 @@ from ..arrays import Operand, check_apart, check_out, note_writes, operand
 from ..errors import ShapeError
 from ..kernels.launch import LaunchSpec
 from ..kernels.variant import Variant
+from ..layout import listed
 from ..runtime import check_events, launch_error, pending, wait_on_host
 from .angle_sources import COUNTING, LIMIT, ArrayAngles, Positions, counting_from
 from .bound import AngleSource, BoundCall
@@ -106,15 +107,15 @@ class Plan:
         """
         try:
             with self._lock:
+                waits = () if wait_for is None else check_events(wait_for)
                 if self._described:
                     self._check_tensors(x is not None)
                 if self._tensors and x is None:
                     note_writes(self._tensors)
                 quick = self._quick
-                if quick is not None and x is None and not wait_for and quick(self, positions):
+                if quick is not None and x is None and wait_for is None and quick(self, positions):
                     return self._result
                 self._runtime.check()
-                waits = check_events(wait_for) if wait_for else ()
                 if x is not None:
                     self._take(x)
                     note_writes(self._tensors)
@@ -270,13 +271,22 @@ class Plan:
                 )
 
     def _take(self, x: Any) -> None:
-        template = self._template
-        given = list(x) if template.several else [x]
+        operands = self._taken(x)
+        if any(taken.array is not None and taken.array.context != self._runtime.context for taken, _ in operands):
+            raise ShapeError("x: the array lives in another OpenCL context than the plan")
+        # Other addresses may be aligned otherwise, which other kernels may be right for.
+        self._bind(self._template.for_operands(operands), operands, self._positions)
+        self._bound.place(self._queue, self._source, self._positions)
+
+    def _taken(self, x: Any) -> list[tuple[Operand, Operand]]:
+        """Return (input, output) of each part with other inputs; raises `ShapeError` for what does not fit."""
+        given = listed("x", x, len(self._operands)) if self._several else [x]
         if len(given) != len(self._operands):
             raise ShapeError(f"x: got {len(given)} arrays, the plan was made for {len(self._operands)}")
         operands: list[tuple[Operand, Operand]] = []
-        for new, (x_before, out), part in zip(given, self._operands, template.parts, strict=True):
-            taken = operand(new, x_before.layout, writable=part.in_place)
+        for new, (x_before, out) in zip(given, self._operands, strict=True):
+            in_place = out is x_before
+            taken = operand(new, x_before.layout, writable=in_place)
             same = replace(taken.view, offset=0) == replace(x_before.view, offset=0) and taken.kind == x_before.kind
             if not same:
                 raise ShapeError(
@@ -284,15 +294,11 @@ class Plan:
                     f"{taken.kind} memory; the plan was made for shape {list(x_before.view.shape)}, strides "
                     f"{list(x_before.view.strides)}, {x_before.view.dtype} in {x_before.kind} memory (order b, s, n, d)"
                 )
-            if not part.in_place and check_out(taken, out):
+            if not in_place and check_out(taken, out):
                 raise ShapeError("x: is the plan's own output, the plan was made to rotate out of place")
-            operands.append((taken, taken if part.in_place else out))
+            operands.append((taken, taken if in_place else out))
         check_apart([taken for taken, _ in operands], [out for _, out in operands])
-        if any(taken.array is not None and taken.array.context != self._runtime.context for taken, _ in operands):
-            raise ShapeError("x: the array lives in another OpenCL context than the plan")
-        # Other addresses may be aligned otherwise, which other kernels may be right for.
-        self._bind(template.for_operands(operands), operands, self._positions)
-        self._bound.place(self._queue, self._source, self._positions)
+        return operands
 
 
 def _description(tensor: Any) -> tuple[Any, ...]:
@@ -303,10 +309,11 @@ def _description(tensor: Any) -> tuple[Any, ...]:
 class EmptyPlan(Plan):
     """The plan of tensors without elements: nothing to launch, and no device needed until it is asked for.
 
-    target: makes the template, and says on which queue other tensors would be rotated.
+    target: makes the template, and says on which queue other tensors would be rotated. check: checks positions.
     """
 
-    def __init__(self, operands: Operands, several: bool, target: Target) -> None:
+    def __init__(self, operands: Operands, several: bool, target: Target, check: Callable[[Any], object]) -> None:
+        self._check = check
         self._operands = list(operands)
         self._several = several
         self._target = target
@@ -331,5 +338,11 @@ class EmptyPlan(Plan):
         return self._made[1]
 
     def run(self, x: Any = None, positions: Any = None, *, wait_for: Sequence[pyopencl.Event] | None = None) -> Any:
-        """Return the empty output."""
+        """Check the arguments as other plans do, and return the empty output."""
+        if wait_for is not None:
+            check_events(wait_for)
+        operands = self._operands if x is None else self._taken(x)
+        if positions is not None:
+            self._check(positions)
+        self._operands = operands
         return self.out

@@ -66,7 +66,7 @@ class RecentCall:
 
     @property
     def replaceable(self) -> bool:
-        """Whether another one may come in its place; not for calls that take turns: making one costs more than it saves."""
+        """Whether another one may come in its place; not for calls that take turns: making one is slow."""
         return self._number < MOST_REPLACED or self.stale
 
     @staticmethod

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..arrays import Operand, note_writes, operand, tensor_address
 from ..buffer_place import HOST, buffer_place
-from ..errors import ShapeError
+from ..errors import ShapeError, shown
 from ..host_memory import SMALLEST_KEPT, empty
 from ..kernels.problem import BUFFER_ALIGNMENT, PairLayout
 from ..kernels.variant import Variant
@@ -30,6 +30,12 @@ _ALIGNMENTS = tuple(gcd(BUFFER_ALIGNMENT, k) for k in range(BUFFER_ALIGNMENT))
 _USE_HOST_PTR = 1 << 3
 #: Bytes that NumPy's and torch's own memory is aligned to at least.
 _SMALL_ALIGNMENT = 16
+
+
+def check_transfer(transfer: Any) -> None:
+    """Raise `ShapeError` for anything but a `Transfer`."""
+    if not isinstance(transfer, str) or transfer not in TRANSFERS:
+        raise ShapeError(f"transfer: got {shown(transfer)}, allowed are 'auto', 'map', 'copy'")
 
 
 def alignment_of(address: int) -> int:
@@ -105,8 +111,7 @@ class CallTemplate:
         transfer: Transfer = "auto",
         copy_chunk_bytes: int = COPY_CHUNK_BYTES,
     ) -> None:
-        if transfer not in TRANSFERS:
-            raise ShapeError(f"transfer: got {transfer!r}, allowed are 'auto', 'map', 'copy'")
+        check_transfer(transfer)
         self.runtime = runtime
         self.several = several
         self.forward = forward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import product
 from typing import Any
 
@@ -89,7 +90,18 @@ def test_one_token_that_does_not_fit() -> None:
     asked: list[Any] = []
     with pytest.raises(DeviceError, match=r"^q: one token alone does not fit the device's largest allocation$"):
         chunks_that_fit(2, 8, 8, 64, lambda chunk: bool(asked.append(tokens_of(chunk))), "q")
-    assert asked == [16, 8, 4, 2, 1]
+    assert asked == [16, 1]
+
+
+def test_one_of_very_many_tokens_that_does_not_fit() -> None:
+    """No list has a chunk for each of them."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(DeviceError, match="x: one token alone"):
+            chunks_that_fit(1, 10**9, 0, 10**9, lambda chunk: False, "x")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_nothing_to_do() -> None:
