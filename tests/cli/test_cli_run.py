@@ -101,6 +101,7 @@ HARD = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", HARD)
 def test_run_check_at_any_magnitude(
     kind: str, call: Call, tmp_path: Path, rng: np.random.Generator, device: DeviceInfo, monkeypatch: pytest.MonkeyPatch
