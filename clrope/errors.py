@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+#: Makes the error for a message.
+ErrorMaker = Callable[[str], Exception]
 #: Characters of a value in a message.
 LONGEST_SHOWN = 80
 
@@ -73,14 +75,14 @@ def unreadable(argument: str, value: object, error: Exception) -> str:
 
 
 @contextmanager
-def reading(argument: str, value: object, kind: type[ConfigError] | type[ShapeError] = ShapeError) -> Iterator[None]:
-    """Raise an error of a kind for one of a value's own code inside, such as of an array's `__array__` or `shape`."""
+def reading(argument: str, value: object, refuse: ErrorMaker = ShapeError) -> Iterator[None]:
+    """Raise `refuse(message)` for an error of a value's own code inside, such as of an array's `__array__`."""
     try:
         yield
     except (RopeError, MemoryError):
         raise
     except Exception as error:
-        raise kind(unreadable(argument, value, error)) from error
+        raise refuse(unreadable(argument, value, error)) from error
 
 
 @contextmanager

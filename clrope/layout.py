@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import islice
 from typing import Any, cast
 
 import ml_dtypes
@@ -237,12 +236,6 @@ def _view(
 
 def _by_axis(values: dict[str, int]) -> Shape4:
     return values["b"], values["s"], values["n"], values["d"]
-
-
-def listed(argument: str, values: Any, most: int) -> list[Any]:
-    """Return the values of a sequence, of an iterator (which may have no end) no more than one too many."""
-    with reading(argument, values):
-        return list(values if isinstance(values, (list, tuple)) else islice(values, most + 1))
 
 
 def _check_dtype(dtype: str) -> None:

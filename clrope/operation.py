@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .arguments import listed
 from .arrays import Operand, check_apart, check_forward, check_out, empty_like, operand
 from .config import RopeConfig
 from .device import DeviceInfo
@@ -20,7 +21,7 @@ from .errors import ConfigError, DeviceError, ShapeError, shown
 from .kernels.kernel import Kernel
 from .kernels.problem import PairLayout
 from .kernels.variant import Variant, check_variant
-from .layout import LONGEST_AXIS, listed
+from .layout import LONGEST_AXIS
 from .plan.angle_sources import ConfigAngles, PositionForm, Positions, counting_from
 from .plan.plan import EmptyPlan, Plan
 from .plan.recent import RecentCall

@@ -9,11 +9,11 @@ from functools import cached_property
 from os import getpid
 from typing import TYPE_CHECKING, Any
 
+from ..arguments import listed
 from ..arrays import Operand, check_apart, check_out, note_writes, operand
 from ..errors import ShapeError
 from ..kernels.launch import LaunchSpec
 from ..kernels.variant import Variant
-from ..layout import listed
 from ..runtime import check_events, launch_error, pending, wait_on_host
 from .angle_sources import COUNTING, LIMIT, ArrayAngles, Positions, counting_from
 from .bound import AngleSource, BoundCall

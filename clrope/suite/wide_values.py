@@ -39,8 +39,8 @@ def pairwise_error(got: Sequence[Array], want: Sequence[Array], kind: str, confi
     """Return (mean of (got - want)² in units of each pair's squared length, what is wrong if that is too large).
 
     got, want: [B, S, N, D], want in float64. inf if a finite pair has a value that is not finite, if a copied element
-    has other bits, or if NaN and infinity are not where want has them, each infinity with its sign. Where want is NaN
-    beside an infinity a finite element may be: at position 0 kernels may copy.
+    has other bits, or if NaN and infinity are not where want has them, each infinity with its sign. An element whose
+    want is NaN may be finite if the pair's other want is infinite: at position 0 kernels may copy.
     """
     errors: list[Array] = []
     least = float(np.ldexp(1.0, _EXPONENTS[kind][0] + 8))
