@@ -14,7 +14,7 @@ from helpers import Case, run
 import clrope
 from clrope import RopeConfig, ShapeError
 from clrope.emulation import emulate_cos_sin
-from clrope.positions import packed_positions, position_rows
+from clrope.positions import given_positions, packed_positions, position_rows
 
 DTYPES = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 NEOX = RopeConfig("neox", 8)
@@ -139,6 +139,31 @@ def test_the_last_positions_of_32_and_64_bits() -> None:
         position_rows(2**63 - 3, NEOX, batch=1, seq=4)
 
 
+@pytest.mark.parametrize(
+    ("positions", "batch", "first", "limits"),
+    [
+        (5, 2, 5, (5, 7)),
+        (-2, 2, -2, (-2, 0)),
+        ([10, 20], 2, None, (10, 22)),
+        ([30, 20], 2, None, (20, 32)),
+        ([9], 1, 9, (9, 11)),
+        ([5, 9, -1], 2, None, (-1, 9)),
+        ([[1, 2, 3], [4, 5, 9]], 2, None, (1, 9)),
+        (np.zeros((0, 3), int), 0, None, None),
+    ],
+)
+def test_limits_without_rows(positions: Any, batch: int, first: int | None, limits: tuple[int, int] | None) -> None:
+    given = given_positions(positions, NEOX, batch=batch, seq=3)
+    assert (given.first, given.limits) == (first, limits)
+    rows = given.rows().rows
+    assert limits == ((rows.min(), rows.max()) if rows.size else None)
+
+
+def test_no_tokens_have_no_limits() -> None:
+    given = given_positions(5, NEOX, batch=2, seq=0)
+    assert (given.first, given.limits) == (5, None)
+
+
 def test_which_forms_batches_share() -> None:
     for positions in (7, [1, 2, 3], [[1, 2, 3]]):
         for config in (NEOX, SECTIONS):
@@ -249,6 +274,7 @@ def test_text_in_section_modes_is_neox(device: clrope.DeviceInfo, mode: Any, rng
             r"positions: got 9223372036854775808, allowed are -2\*\*63 \.\.\. 2\*\*63 - 1",
         ),
         ([1, 2, 2**63], NEOX, r"positions: got 9223372036854775808, allowed are"),
+        ([2**63 - 1, -(2**63), 2**63], NEOX, r"positions: got 9223372036854775808, allowed are"),
         ([-100, 70, 2**63], NEOX, r"positions: got 9223372036854775808, allowed are"),
         ([70, -5, -(2**63) - 1], NEOX, r"positions: got -9223372036854775809, allowed are"),
         (-(2**63) - 1, NEOX, r"positions: got -9223372036854775809, allowed are"),
@@ -297,6 +323,7 @@ def test_more_tokens_than_an_axis_has() -> None:
     [
         ([0], None, r"cu_seqlens: got shape \[1\], a vector of at least 2 bounds"),
         ([[0, 5]], None, r"cu_seqlens: got shape \[1, 2\]"),
+        ([[0, 0], [5, 5]], None, r"cu_seqlens: got shape \[2, 2\]"),
         ([1, 5], None, r"cu_seqlens: must ascend from 0 to the number of tokens 5, got 1 \.\.\. 5"),
         ([0, 4], None, r"got 0 \.\.\. 4"),
         ([0, 4, 2, 5], None, r"got 0 \.\.\. 5 with a descent"),
