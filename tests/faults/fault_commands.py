@@ -27,7 +27,8 @@ PROMISED = (0, 1, 2)
 HANG_LIMIT = 4
 #: Calls of each function that go wrong in `clrope tune`, which makes more than 100,000, without a given number.
 TUNE_SAMPLE = 3
-PATIENCE = 300.0
+#: Seconds for a command: several of its children may each take the whole time that a probe has, 60 s.
+PATIENCE = 900.0
 
 
 def attempt(what: str, device: str | None, library: Path, fault: Fault | None, folder: Path) -> tuple[str, list[str]]:
