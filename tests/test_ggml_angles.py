@@ -29,7 +29,7 @@ CONFIGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("fields", CONFIGS, ids=str)
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
 def test_equal_to_the_emulation(device: clrope.DeviceInfo, fields: dict[str, Any], dtype: str, seed: int) -> None:

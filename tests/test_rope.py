@@ -27,7 +27,7 @@ def form(mode: str) -> str:
     return "4BS" if "sections" in MODES[mode] else "BS"
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("forward", [True, False], ids=["forward", "back"])
 @pytest.mark.parametrize("out", [None, "in place"], ids=["new", "inplace"])
 @pytest.mark.parametrize("dtype", TYPES)

@@ -180,7 +180,7 @@ def test_a_file_that_is_not_there(tmp_path):
         results.read_all(tmp_path / "none.json")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_repeats_are_records_of_their_own(device, seed):
     seen = []
     chosen = select(["decode-1/f32/normal/in/forward", "decode-1/f32/neox/in/forward"])
@@ -191,6 +191,7 @@ def test_repeats_are_records_of_their_own(device, seed):
     check_schema(result)
 
 
+@pytest.mark.one_in(2)
 def test_where_latency_counts_what_uses_a_device_alike_shares_turns(devices, seed, monkeypatch):
     seen = []
 

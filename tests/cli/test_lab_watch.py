@@ -86,6 +86,7 @@ def test_a_kernel_that_is_mended_while_it_is_watched(device: DeviceInfo, tmp_pat
 HEADER = "#define TURN(a, b, c, s) (a * c {} b * s)\n"
 
 
+@pytest.mark.one_in(2)
 def test_a_header_that_is_mended_while_it_is_watched(device: DeviceInfo, tmp_path: Path) -> None:
     path = write_new(str(tmp_path / "mine"), "simple")
     text = path.read_text()

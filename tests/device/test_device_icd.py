@@ -67,7 +67,7 @@ def without_memory(listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in d.items() if k not in ("global_mem", "max_alloc")} for d in listed]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("source", "signal"), [(ABORT_ON_LOAD, "SIGABRT"), (SEGV_IN_QUERY, "SIGSEGV")])
 def test_a_driver_that_crashes_is_left_out(
     script: Script, cc: str, tmp_path: Path, warm: Path, source: str, signal: str

@@ -130,6 +130,7 @@ def test_heads_per_item(device: clrope.DeviceInfo, rng: np.random.Generator, mod
 
 @pytest.mark.parametrize("shape", [(70000, 1, 4), (1, 40000, 4), (2, 1, 150000)])
 @pytest.mark.parametrize("variant", [None, Variant(width=1), Variant("tiled", width=1), STRIDED])
+@pytest.mark.one_in(2)
 def test_more_work_than_loops_are_long(
     device: clrope.DeviceInfo, rng: np.random.Generator, shape: tuple[int, ...], variant: Variant | None
 ) -> None:
@@ -169,7 +170,7 @@ def test_batches_are_further_tokens_or_heads(
             assert got.tobytes() == emulate_rope(a, place, config).tobytes()
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_every_candidate_gives_the_same(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     if device.kind != "cpu":
         pytest.skip("a candidate may be one that only a child process should try")
@@ -235,7 +236,7 @@ def test_fused_angles_of_sections(device: clrope.DeviceInfo, rng: np.random.Gene
     np.testing.assert_array_equal(got.view(np.uint32), emulate_rope(x, positions, config).view(np.uint32))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("store", ["plain", "nontemporal", "in place"])
 @pytest.mark.parametrize("kind", ["levels", "nta"])
 @pytest.mark.parametrize("n_dims", [128, 64, 32])

@@ -37,7 +37,7 @@ def write(folder: Path, text: str = PARAMETERS) -> Path:
     return path
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_combinations(device: DeviceInfo, tmp_path: Path) -> None:
     (report,) = tune_file(load_file(write(tmp_path)), None, [device.index], workloads=WORKLOADS, tiny=True)
     assert (report.problem, report.left) == ("", [])
@@ -56,6 +56,7 @@ def test_combinations(device: DeviceInfo, tmp_path: Path) -> None:
     assert best.speed > 0
 
 
+@pytest.mark.one_in(2)
 def test_what_there_is_no_time_for_is_said(device: DeviceInfo, tmp_path: Path) -> None:
     path = tmp_path / "mine.cl"
     path.write_text("// lab: tune WIDTH = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10\n" + TABLES)

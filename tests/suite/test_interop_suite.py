@@ -139,7 +139,7 @@ def test_one_bit_apart_is_found(text: str, device: DeviceInfo, monkeypatch: pyte
     assert not report.ok
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_bytes_around_are_watched(device: DeviceInfo, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     real = infiniop_cases.RoPEDescriptor.run
 
@@ -220,7 +220,7 @@ def test_without_fp64_float64_is_skipped(device: DeviceInfo, seed: int) -> None:
     assert line.prepare(seed).run(replace(device, fp64=False)).text == "SKIP, the device has no fp64"
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_the_same_seed_gives_the_same_inputs_alone_or_among_others(device: DeviceInfo) -> None:
     alone = verify(["interop"], [device.index], seed=5, text="ONNX( ai.onnx type=f16 n=1 rank=4 none interleaved=1")
     among = verify(["interop"], [device.index], seed=5, text="ONNX( type=f16 n=1")
