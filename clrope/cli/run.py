@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import numpy.typing as npt
 import typer
 
@@ -121,7 +122,7 @@ def _positions(text: str | None, name: str | None, arrays: dict[str, Any], sourc
 def _rotate(
     x: npt.NDArray[Any], positions: Any, config: RopeConfig, forward: bool, layout: str, device: DeviceInfo, check: bool
 ) -> tuple[Any, dict[str, Any]]:
-    from ..testing import count_differing, limit_for, only_rounded
+    from ..testing import count_differing, limit_for
 
     begin = time.perf_counter()
     plan = Rope(config, device).plan(x, positions, forward=forward, layout=layout)
@@ -138,16 +139,26 @@ def _rotate(
         "seconds": round(seconds, 6),
         "nmse": None,
         "limit": None,
+        "differing": None,
         "ok": None,
     }
     if check and x.size:
-        found = compare(result, reference.rope(x, positions, config, forward, layout=layout))
+        want = reference.rope(x, positions, config, forward, layout=layout)
+        # Where the exact result is infinite or NaN, only the kernels' arithmetic says what is right: 0 times infinity.
+        finite = np.isfinite(want)
+        zero = x.dtype.type(0)
+        found = compare(np.where(finite, result, zero), np.where(finite, want, 0.0))
+        # A few wrong elements are within the limit of a mean, but their bits are others.
+        differing = count_differing(result, emulate_rope(x, positions, config, forward, layout))
         limit = limit_for(dtype_name(x.dtype), x.size, rounding=True)
-        right = found.nmse <= limit or only_rounded(
-            found, lambda: count_differing(result, emulate_rope(x, positions, config, forward, layout)) == 0
-        )
-        nmse = found.nmse if found.nmse < float("inf") else "inf"
-        report |= {"nmse": nmse, "limit": limit, "ok": right, "comparison": str(found)}
+        report |= {
+            "nmse": found.nmse if found.nmse < float("inf") else "inf",
+            "limit": limit,
+            "differing": differing,
+            # Of subnormal values, and of many equal ones, rounding alone takes more than the limit.
+            "ok": differing == 0 and (found.nmse <= limit or found.max_ulp <= 1),
+            "comparison": f"{found}; {differing} of {x.size} values have other bits than the kernels' arithmetic",
+        }
     return result, report
 
 
