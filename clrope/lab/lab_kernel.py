@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from ..bounded_read import path_argument, read_bounded_text
 from ..config import RopeConfig
@@ -363,21 +364,22 @@ class LabFile:
         if isinstance(value, ArrayValue):
             if kind not in _SCALARS:
                 raise self._wrong(argument, signature, f"its type {kind!r} is not known", f"`-D{kind}=float`")
-            return name, ConstantBytes(value.numbers.astype(_SCALARS[kind]).tobytes(), True)
+            held = _held(value.numbers, kind)
+            if held is None:
+                return f"{name}, of which {kind} does not hold every number"
+            return name, ConstantBytes(held.tobytes(), True)
         vector = _VECTOR.fullmatch(kind)
         if vector and isinstance(value, tuple) and len(value) == int(vector[2]):
-            return name, ConstantBytes(np.array(value, _SCALARS[vector[1]]).tobytes(), False)
-        if argument.pointer or kind not in _SCALARS or isinstance(value, (tuple, str)):
-            raise self._wrong(argument, signature, f"{kind!r} cannot hold {value!r}", "a type such as int or float")
-        dtype = np.dtype(_SCALARS[kind])
-        if dtype.kind in "iu":
-            limits = np.iinfo(dtype)
-            fits = limits.min <= value <= limits.max and value == int(value)
+            held = _held(value, vector[1])
+            if held is not None:
+                return name, ConstantBytes(held.tobytes(), False)
         else:
-            fits = abs(value) <= float(np.finfo(dtype).max) or not abs(value) < math.inf
-        if not fits:
-            return f"{name} = {value}, which {kind} does not hold"
-        return name, dtype.type(int(value) if dtype.kind in "iu" else value)
+            if argument.pointer or kind not in _SCALARS or isinstance(value, (tuple, str)):
+                raise self._wrong(argument, signature, f"{kind!r} cannot hold {value!r}", "a type such as int or float")
+            held = _held(value, kind)
+            if held is not None:
+                return name, held[()]
+        return f"{name} = {value}, which {kind} does not hold"
 
     @staticmethod
     def _is_memory(value: BoundValue | ArrayValue) -> bool:
@@ -415,6 +417,20 @@ class LabFile:
             f"kernel: argument {str(argument)!r}: {why}\n  found:    {self.path.name}:{signature.line}: {signature}\n"
             f"  what to do: {remedy}"
         )
+
+
+def _held(numbers: Any, kind: str) -> npt.NDArray[Any] | None:
+    """Return numbers in a type of OpenCL C; None if it does not hold one: too large, or not whole for an integer."""
+    dtype, array = np.dtype(_SCALARS[kind]), np.asarray(numbers)
+    integral = dtype.kind in "iu"
+    if integral:
+        fits = (array >= np.iinfo(dtype).min) & (array <= np.iinfo(dtype).max)
+    else:
+        fits = np.logical_or(np.abs(array) <= float(np.finfo(dtype).max), np.logical_not(np.abs(array) < math.inf))
+    if not fits.all():
+        return None
+    held = array.astype(dtype)
+    return None if integral and not (held == array).all() else held
 
 
 def load_file(

@@ -431,6 +431,33 @@ def test_numbers_that_no_launch_can_have(
         op(np.ones((1, 2, 3, 32), np.float32), 0)
 
 
+@pytest.mark.parametrize(
+    ("argument", "config", "says"),
+    [
+        ("__global const int *omega", NEOX, "omega, of which int does not hold every number"),
+        ("__global const uchar *omega", NEOX, "omega, of which uchar does not hold every number"),
+        (
+            "char4 sections",
+            RopeConfig("mrope", 600, sections=(200, 50, 50, 0)),
+            "sections = (200, 50, 50, 0), which char4",
+        ),
+    ],
+)
+def test_numbers_that_a_type_does_not_hold(
+    device: DeviceInfo, tmp_path: Path, argument: str, config: RopeConfig, says: str
+) -> None:
+    """They were cut, or ended in NumPy's own error."""
+    source = f"""__kernel void mine(__global const float *x, __global float *y, __global const int *positions,
+                                {argument}) {{
+    #ifdef NEOX
+    #endif
+        y[get_global_id(0)] = x[get_global_id(0)] + positions[0];
+    }}"""
+    op = Rope(config, device, kernel=load(write(tmp_path, source)))
+    with pytest.raises(clrope.UnsupportedError, match=re.escape(says)):
+        op(np.ones((1, 2, 3, config.n_dims or 32), np.float32), 0)
+
+
 def test_an_infinite_number_for_a_float(device: DeviceInfo, tmp_path: Path) -> None:
     source = changed(
         FOREIGN,
