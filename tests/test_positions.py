@@ -254,7 +254,10 @@ def test_text_in_section_modes_is_neox(device: clrope.DeviceInfo, mode: Any, rng
         (np.zeros((3, 2), int), NEOX, r"positions: got shape \[3, 2\]"),
         (np.zeros((4, 3), int), NEOX, r"positions: got shape \[4, 3\]"),
         *((np.zeros(shape, int), NEOX, r"positions: got shape") for shape in ((1, 2), (1, 4), (2, 2), (2, 4), (0, 3))),
+        ([7], NEOX, r"positions: got shape \[1\]"),
         (np.zeros((3, 2, 3), int), NEOX, r"positions: got shape \[3, 2, 3\]"),
+        (np.zeros((4, 2, 2), int), SECTIONS, r"positions: got shape \[4, 2, 2\]"),
+        (np.zeros((4, 1, 2), int), SECTIONS, r"positions: got shape \[4, 1, 2\]"),
         (np.zeros((1, 1, 3), int), NEOX, r"positions: got shape \[1, 1, 3\]"),
         (
             np.zeros((5, 3), int),
@@ -288,6 +291,22 @@ def test_text_in_section_modes_is_neox(device: clrope.DeviceInfo, mode: Any, rng
 def test_refusals(positions: Any, config: RopeConfig, message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         position_rows(positions, config, batch=2, seq=3)
+
+
+def test_no_positions_of_any_type() -> None:
+    """An empty list has no type of its own; what says that it holds floats does not hold integers."""
+    assert position_rows([], NEOX, batch=2, seq=0).rows.shape == (1, 0)
+    for dtype in (np.float32, np.float64, np.complex128):
+        with pytest.raises(ShapeError, match=f"positions: got dtype {np.dtype(dtype)}"):
+            position_rows(np.zeros(0, dtype), NEOX, batch=2, seq=0)
+
+        class Empty:
+            def __array__(self, dtype: Any = None, copy: Any = None, kind: Any = dtype) -> Any:
+                return np.zeros(0, kind)
+
+        if dtype != np.float64:
+            with pytest.raises(ShapeError, match=f"positions: got dtype {np.dtype(dtype)}"):
+                position_rows(Empty(), NEOX, batch=2, seq=0)
 
 
 def test_positions_of_packed_sequences() -> None:
