@@ -34,8 +34,8 @@ def rope(
     x:         a float type in `layout.DTYPES`; rank 4 or 3 (no batch) in the order of `layout`; a
                NumPy array or view with any strides, a `pyopencl.array.Array`, a torch CPU tensor, or anything with the
                buffer protocol; or a tuple of such arrays (q, k) that share positions.
-    positions: an int (offset of the first token), [S], [B, S], [B] offsets; in section modes also [3, S], [4, S],
-               [3, B, S], [4, B, S]; any integer dtype.
+    positions: an int (offset of the first token), [S], [1, S], [B] offsets, [B, S]; in section modes [3, S], [4, S],
+               [3, B, S], [4, B, S] instead of [B, S]; any integer dtype.
     config:    a `RopeConfig`; or its fields as keywords (mode="neox", n_dims=128, freq_base=5e5, ...).
     forward:   False applies the transpose: the sign of sin flipped.
     out:       where to put the result: None for a new array, x itself to rotate in place, or an array of the same

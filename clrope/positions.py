@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
@@ -86,9 +87,9 @@ def position_rows(positions: Any, config: RopeConfig, *, batch: int | None, seq:
     """Check and normalise positions for `batch` × `seq` tokens (both None: whatever rows come, for tables).
 
     Accepted, integers of any of the 8 widths: an int p (p, p+1, ... for every batch); [S]; [B, S] or [1, S]; [B]
-    (an offset per batch, if B is not S); in section modes also [4, S], [3, S], [4, B, S], [3, B, S] with the rows
-    t, h, w (, e). Positions with fewer rows than axes drive all of them alike: e follows t, so that text rotates in
-    every section mode as it does without sections.
+    (an offset per batch, if B is not S); in section modes [4, S], [3, S], [4, B, S], [3, B, S] with the rows
+    t, h, w (, e) instead of [B, S]. Positions with fewer rows than axes drive all of them alike: e follows t, so that
+    text rotates in every section mode as it does without sections.
 
     Raises `ShapeError` naming what came and what is allowed.
     """
@@ -197,11 +198,21 @@ def _checked_integers(array: npt.NDArray[Any], positions: Any, name: str) -> npt
         array = array.astype(np.int64)  # an empty list has no dtype of its own
     if array.dtype.kind in "fO" and isinstance(positions, (Integral, list, tuple)):
         _refuse_beyond_64_bits(np.asarray(positions, object), name)
+    if isinstance(positions, (list, tuple)) and _holds_bool(positions):
+        raise ShapeError(f"{name}: got a bool in a list, allowed are integers")
     if array.dtype.kind not in "iu":
         raise ShapeError(
             f"{name}: got dtype {array.dtype}, allowed are the integer dtypes int8 ... int64, uint8 ... uint64"
         )
     return array
+
+
+def _holds_bool(values: Sequence[Any]) -> bool:
+    """Whether a bool is in a list, or in lists in it: NumPy takes True for 1 among integers."""
+    return any(
+        _holds_bool(value) if isinstance(value, (list, tuple)) else isinstance(value, (bool, np.bool_))
+        for value in values
+    )
 
 
 def _refuse_beyond_64_bits(numbers: npt.NDArray[Any], name: str) -> None:
@@ -217,7 +228,8 @@ def _wide(array: npt.NDArray[Any], name: str) -> I64:
 
 
 def _check_64_bits(array: npt.NDArray[Any], name: str) -> None:
-    if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
+    wide = array.dtype.kind == "u" and array.dtype.itemsize == 8  # in either byte order
+    if wide and array.size and int(array.max()) > np.iinfo(np.int64).max:
         raise ShapeError(f"{name}: got {int(array.max())}, allowed are -2**63 ... 2**63 - 1")
 
 

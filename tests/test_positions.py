@@ -131,6 +131,14 @@ def test_what_forms_mean() -> None:
     assert position_rows([-(2**31) - 1], NEOX, batch=1, seq=1).beyond_32_bits
 
 
+def test_many_tokens_and_batches() -> None:
+    assert position_rows(np.arange(1000), NEOX, batch=2, seq=1000).batch_stride == 0
+    found = position_rows(np.arange(1000), NEOX, batch=1000, seq=3)
+    assert (found.count, found.batch_stride) == (3000, 3)
+    with pytest.raises(ShapeError, match=r"allowed here are an int, \[1000\], \[1000, 1000\]$"):
+        position_rows([1, 2, 3], NEOX, batch=1000, seq=1000)
+
+
 def test_the_last_positions_of_32_and_64_bits() -> None:
     assert not position_rows([-(2**31), 2**31], NEOX, batch=1, seq=2).beyond_32_bits
     rows = position_rows([2**63 - 3], NEOX, batch=1, seq=3).rows
@@ -284,6 +292,13 @@ def test_text_in_section_modes_is_neox(device: clrope.DeviceInfo, mode: Any, rng
         ([[1, 2, 10**30]] * 2, NEOX, rf"positions: got {10**30}, allowed are"),
         ([-1, 0.5, 0.0], NEOX, r"positions: got dtype float64"),
         ((1, 2, None), NEOX, r"positions: got dtype object"),
+        ([0, True, 2], NEOX, r"positions: got a bool in a list, allowed are integers"),
+        ([[0, 1, 2], (3, np.False_, 5)], NEOX, r"positions: got a bool in a list, allowed are integers"),
+        (
+            np.array([1, 2, 2**63], ">u8"),
+            NEOX,
+            r"positions: got 9223372036854775808, allowed are -2\*\*63 \.\.\. 2\*\*63 - 1",
+        ),
         (2**63 - 2, NEOX, "positions: offset 9223372036854775806 with 3 tokens goes beyond 64-bit integers"),
         ([2**63 - 2, 0], NEOX, "positions: offset 9223372036854775806 with 3 tokens goes beyond 64-bit integers"),
     ],
@@ -341,6 +356,7 @@ def test_more_tokens_than_an_axis_has() -> None:
     ("cu_seqlens", "offsets", "message"),
     [
         ([0], None, r"cu_seqlens: got shape \[1\], a vector of at least 2 bounds"),
+        (5, None, r"cu_seqlens: got shape \[\]"),
         ([[0, 5]], None, r"cu_seqlens: got shape \[1, 2\]"),
         ([[0, 0], [5, 5]], None, r"cu_seqlens: got shape \[2, 2\]"),
         ([1, 5], None, r"cu_seqlens: must ascend from 0 to the number of tokens 5, got 1 \.\.\. 5"),
