@@ -74,6 +74,23 @@ class QueueState:
             return list(arrays)
         return [array for array in arrays if array.queue is not queue and array.queue != queue]
 
+    def before_writing(self, arrays: Sequence[Any]) -> list[Any]:
+        """Return events of all work so far on other in-order queues that OpenCL arrays are on.
+
+        What reads an array on its own queue leaves no event with it, as later commands there come later. One out of
+        order leaves its event.
+        """
+        import pyopencl as cl
+
+        queues = {array.queue.int_ptr: array.queue for array in self.unordered(arrays) if array.queue is not None}
+        queues.pop(self.queue.int_ptr, None)
+        events = []
+        for queue in queues.values():
+            if not queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE:
+                events.append(cl.enqueue_marker(queue))
+                queue.flush()  # or another queue might wait for it in vain
+        return events
+
     def rounded(self, nbytes: int) -> int:
         """Return the bytes that the pool would take for a result; 0 if the device does not give so much."""
         size = int(self.results.alloc_size(self.results.bin_number(nbytes)))

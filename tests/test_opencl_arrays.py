@@ -259,6 +259,51 @@ def test_what_another_queue_reads_is_written_later(queue: cl.CommandQueue, way: 
     assert same(to_host(got), want).all()
 
 
+WRITES = ["out", "in place", "twin", "several", "plan", "plan again", "tables"]
+
+
+@pytest.mark.parametrize("way", WRITES)
+@pytest.mark.parametrize("begun", [True, False])
+def test_what_its_own_queue_reads_another_one_writes_later(
+    queue: cl.CommandQueue, way: str, begun: bool, rng: np.random.Generator
+) -> None:
+    """An array has no event of what its own queue reads; a launch elsewhere that writes it waits for that queue."""
+    other = cl.CommandQueue(queue.context, queue.device)
+    x = host(rng)
+    array, further = to_device(queue, x), to_device(other, x)
+    cos, sin = (to_device(other, host(rng, shape=(x.shape[1], NEOX.n_pairs(None)))) for _ in range(2))
+    twin = cla.Array(queue, array.shape, array.dtype, data=array.base_data, offset=array.offset)
+    op = Rope(NEOX, other)
+    plan = op.plan(further, 9, out=array)
+    if way == "plan again":
+        plan.run()
+    write = {
+        "out": lambda: op(further, 9, out=array), "in place": lambda: op(array, 9, out=array),
+        "twin": lambda: op(array, 9, out=twin), "several": lambda: op((further, further), 9, out=(None, array)),
+        "plan": plan.run, "plan again": plan.run,
+        "tables": lambda: clrope.rotate(further, cos, sin, mode="neox", out=array, device=other),
+    }[way]  # fmt: skip
+    for _ in range(begun):  # then the template of the call is known, or the plan has run
+        write()
+    other.finish()
+    queue.finish()
+    array.events.clear()
+    twin.events.clear()
+    cl.enqueue_copy(queue, array.base_data, np.ascontiguousarray(x), dst_offset=array.offset)
+    gate = cl.UserEvent(queue.context)
+    try:
+        got = clrope.rope(array, 5, NEOX, wait_for=[gate])
+        write()
+        other.flush()
+    finally:
+        gate.set_status(cl.command_execution_status.COMPLETE)
+    other.finish()
+    queue.finish()
+    assert same(to_host(got), emulate_rope(x, 5, NEOX)).all()
+    if way not in ("tables", "in place", "twin"):
+        assert same(to_host(array), emulate_rope(x, 9, NEOX)).all()
+
+
 def test_arrays_of_two_queues(queue: cl.CommandQueue, rng: np.random.Generator) -> None:
     """One launch on the first one's queue: the results are on it, and the other input carries its event."""
     other = cl.CommandQueue(queue.context, queue.device)
@@ -310,6 +355,39 @@ def test_outputs_with_one_list_of_events(unordered: cl.CommandQueue, rng: np.ran
     plan.run()
     assert len(fused.events) == plan.launches
     unordered.finish()
+
+
+def test_outputs_with_one_list_of_events_in_order(queue: cl.CommandQueue, rng: np.random.Generator) -> None:
+    """Parts 0 and 2 are rotated by one launch, part 1 by another one."""
+    fused = cla.to_device(queue, host(rng, shape=(2, 5, 6, 16)))
+    parts = fused[:, :, :2], fused[:, :, 2:5, :14], fused[:, :, 5:]
+    plan = Rope(NEOX, queue).plan(parts, 7, out=parts)
+    assert plan.launches > 1
+    for run in (plan.run, plan.run, lambda: clrope.rope(parts, 7, NEOX, out=parts)):
+        run()
+        assert len(fused.events) == plan.launches
+        queue.finish()
+
+
+def test_a_place_between_elements_is_refused_by_known_calls(queue: cl.CommandQueue, rng: np.random.Generator) -> None:
+    """Over host memory that is aligned to 2 bytes, such places have the alignment of the right ones."""
+    x, op = to_device(queue, host(rng, shape=(1, 2, 3, 16))), Rope(NEOX)
+    memory = np.full(8192, POISON, np.uint8)
+    aligned = memory[-memory.ctypes.data % 64 + 2 :][:4096]
+    before = aligned.copy()
+    flags = cl.mem_flags
+    data = cl.Buffer(queue.context, flags.READ_WRITE | flags.USE_HOST_PTR, hostbuf=aligned)
+    good, odd = (cla.Array(queue, x.shape, np.float32, data=data, offset=offset) for offset in (0, 1026))
+    for _ in range(2):
+        op(x, 3, out=good)
+        op(good, 3)
+        for call in (lambda: op(x, 3, out=odd), lambda: op(odd, 3), lambda: op(odd, 3, out=odd)):
+            with pytest.raises(ShapeError, match="got offset 1026, a multiple of the element size 4 is needed"):
+                call()
+    queue.finish()
+    now = np.empty_like(before)
+    cl.enqueue_copy(queue, now, data)
+    assert (now[x.nbytes :] == before[x.nbytes :]).all()
 
 
 @pytest.mark.parametrize("dtype", ["f16", "f32"])

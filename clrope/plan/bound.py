@@ -404,21 +404,20 @@ class BoundCall:
         self, queue: QueueState, waits: Sequence[Any] | None, events: list[Any], outputs: Sequence[Any],
         arrays: Sequence[Any],
     ) -> None:  # fmt: skip
-        """Give each output (None for a host array) the events of the launches that write it.
+        """Give each output (None for a host array) the events of the launches.
 
         Every launch waited for the array's earlier events, so they need not be kept. arrays: all OpenCL arrays of the
         call. Inputs get the events, too, if their queue does not keep what comes later behind these launches: what
-        writes an input has to wait for its reads.
+        writes an input has to wait for its reads. Parts of one array share their list of events.
         """
         self.events = events
-        if unordered := queue.unordered(arrays):
+        unordered = queue.unordered(arrays)
+        if unordered:
             self.runtime.leave_events(unordered, events, waits or ())
-            if not queue.in_order:
-                return
-        for number, array in enumerate(outputs):
-            if array is not None:
-                steps = zip(events, self.call.steps, strict=False)  # those of copied tensors have no event here
-                array.events[:] = events if len(events) == 1 else [e for e, step in steps if step.writes(number)]
+        known = {id(array.events) for array in unordered}
+        for array in outputs:
+            if array is not None and id(array.events) not in known:
+                array.events[:] = events
 
     def finish(self, queue: QueueState, events: list[Any], memory: Any) -> None:
         """Wait for the launches, run those of copied tensors, and bring the results to the host."""

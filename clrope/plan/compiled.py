@@ -57,10 +57,6 @@ class Step:
     spec: LaunchSpec | None = None
     program: Any = None
 
-    def writes(self, part: int) -> bool:
-        """Whether the launch writes the result of a part."""
-        return self.part == part or (self.second is not None and self.second.part == part)
-
 
 class CompiledCall:
     """All launches of calls with one signature, built.

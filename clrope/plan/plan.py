@@ -175,7 +175,7 @@ class Plan:
         bound, queue, pid = self._bound, self._queue, self._runtime.pid
         if not self._template.all_on_device or len(bound.launches) != 1 or bound.must_wait or not queue.in_order:
             return None
-        if self._twins or queue.unordered(self._inputs):
+        if self._twins or queue.unordered(self._arrays):
             return None
         move, enqueue = self._mover(), bound.launches[0].bound(queue.queue)
         inputs, outputs = self._inputs, self._outputs
@@ -219,7 +219,7 @@ class Plan:
     def _before(self, waits: Sequence[Any]) -> list[Any] | None:
         """Return the events that a launch waits for; this queue's own last launches come before in any case."""
         own, in_order = self._bound.events, self._queue.in_order
-        before = list(waits)
+        before = [*waits, *self._queue.before_writing(self._written)]
         for array in self._arrays:
             for event in array.events:
                 if not (in_order and event in own):
@@ -248,6 +248,7 @@ class Plan:
         self._arrays = [array for array in both if array is not None]
         self._twins = [(x.array, x.twin) for x, out in self._operands if x is out and x.twin is not None]
         self._inputs = [x.array for x, out in self._operands if x is not out and x.array is not None]
+        self._written = [array for array in (*self._outputs, *(x for x, _ in self._twins)) if array is not None]
 
     def _move(self, positions: Any) -> None:
         moved = None
@@ -265,8 +266,8 @@ class Plan:
         for name, tensor, bound in self._described:
             if _description(tensor) != bound and not (other_x and name == "x"):
                 raise ShapeError(
-                    f"{name}: memory, shape, strides or dtype of the tensor were replaced (as `data = `, `set_` and "
-                    "`resize_` do) after the plan was made; make a new plan"
+                    f"{name}: memory, shape, strides, dtype or requires_grad of the tensor were replaced "
+                    "(as `data = `, `set_`, `resize_`, `requires_grad_` do) after the plan was made; make a new plan"
                     + (", or give the tensor to `run`" if name == "x" else "")
                 )
 
@@ -303,7 +304,7 @@ class Plan:
 
 def _description(tensor: Any) -> tuple[Any, ...]:
     """Return what a plan has bound of a torch tensor, which torch may replace in the same object."""
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad
 
 
 class EmptyPlan(Plan):

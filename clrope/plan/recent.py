@@ -222,12 +222,14 @@ def _match_torch(like: Any, mask: int) -> Match:
 
 def _match_opencl(like: Any, alignment: int) -> Match:
     kind, dtype, shape, strides = type(like), like.dtype, like.shape, like.strides
-    mask, own = alignment - 1, like.allocator is None
+    mask, own, itemsize = alignment - 1, like.allocator is None, like.dtype.itemsize
 
     def match(a: Any) -> Any:
         if type(a) is not kind or a.shape != shape or a.strides != strides or a.dtype != dtype:
             return None
-        if (a.allocator is None) is not own or a.offset & mask or buffer_alignment(a.base_data) < alignment:
+        if (a.allocator is None) is not own or a.offset & mask or a.offset % itemsize:
+            return None
+        if buffer_alignment(a.base_data) < alignment:
             return None
         return a
 

@@ -73,6 +73,8 @@ def describe(array: Any) -> tuple[tuple[Any, ...], Any] | None:
         return ("torch", array.dtype, array.shape, array.stride(), _ALIGNMENTS[address & 63]), address
     arrays = modules.get("pyopencl.array")
     if arrays is not None and kind is arrays.Array:
+        if array.offset % array.dtype.itemsize:
+            return None
         own = array.allocator is None
         alignment = gcd(buffer_alignment(array.base_data), array.offset)
         return ("opencl", array.dtype, array.shape, array.strides, own, alignment), array
@@ -233,7 +235,7 @@ class CallTemplate:
                 note_writes([outputs[k] for k in self.tensors])
             bound.run_on_host(state, (inputs, outputs))
         else:
-            before = list(waits)
+            before = [*waits, *state.before_writing([b for b in given if b is not None])]
             for array in memories:
                 if array.events:
                     before += array.events
