@@ -80,8 +80,9 @@ def replace_data(a: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [replace_data, lambda a: a.set_(torch.full_like(a, 0.5)), lambda a: a.unsqueeze_(0)],
-    ids=["data", "set_", "shape"],
+    "change",
+    [replace_data, lambda a: a.set_(torch.full_like(a, 0.5)), lambda a: a.unsqueeze_(0), lambda a: a.requires_grad_()],
+    ids=["data", "set_", "shape", "requires_grad_"],
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["x", "in place", "out", "cos", "sin"])
 def test_a_plan_whose_tensor_was_replaced(
@@ -100,7 +101,7 @@ def test_a_plan_whose_tensor_was_replaced(
         with pytest.raises(ShapeError, match=f"{argument}: memory, .* of the tensor were replaced"):
             plan.run()
     assert torch.equal(arrays["out"], before)
-    if argument == "x" and x.dim() == 4:
+    if argument == "x" and x.dim() == 4 and not x.requires_grad:
         want = rotate_plan(x.clone(), cos, sin, device=device.index).run()
         assert torch.equal(plan.run(x), want)
     elif argument != "x":
@@ -202,3 +203,37 @@ def test_a_nested_tensor_is_refused(device: clrope.DeviceInfo) -> None:
 def test_a_negative_bfloat16_is_refused() -> None:
     with pytest.raises(ShapeError, match="lazy conjugate or negative bit"):
         clrope.rope(torch._neg_view(torch.zeros(2, 1, 16, dtype=torch.bfloat16)), 0, CONFIG)
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+def test_torch_s_default_device(
+    device: clrope.DeviceInfo, known: bool, contiguous: bool, large: bool, rng: np.random.Generator
+) -> None:
+    """Results are on the CPU like their inputs, wherever torch makes other tensors."""
+    x = rng.uniform(-1, 1, (2, 6000, 2, 16) if large else (2, 3, 2, 16)).astype(np.float32)
+    given = tensor(x) if contiguous else tensor(np.ascontiguousarray(x.swapaxes(0, 3))).transpose(0, 3)
+    op = clrope.Rope(CONFIG, device)
+    if known:
+        op(given, 3)
+    with torch.device("meta"):
+        got = op(given, 3)
+    assert same(array(got), emulate_rope(x, 3, CONFIG)).all()
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("allowed", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+def test_results_without_memory(device: clrope.DeviceInfo, known: bool, allowed: bool, large: bool) -> None:
+    """Under torch's fake tensors a result has no memory, of which some drivers do not know."""
+    fake = pytest.importorskip("torch._subclasses.fake_tensor")
+    given = torch.ones((1, 20000 if large else 3, 2, 16))
+    op = clrope.Rope(CONFIG, device)
+    want = op(given, 3) if known else None
+    with fake.FakeTensorMode(allow_non_fake_inputs=allowed):
+        with pytest.raises(ShapeError, match="^x: "):
+            op(given, 3)
+        with pytest.raises(ShapeError, match="^x: "):
+            op.plan(given, 3)
+    assert want is None or (op(given, 3) == want).all()

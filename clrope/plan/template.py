@@ -319,27 +319,43 @@ def _maker(x: Operand) -> tuple[Maker, TensorView, int]:
 
     torch_shape, torch_dtype, new = x.original.shape, x.original.dtype, torch.empty
     if small and x.original.is_contiguous():
-        like = torch.empty_like
-        return (lambda a, _: _with_pointer(like(a))), view, alignment
+        return _torch_maker(torch.empty_like), view, alignment
     if small:
-        return (lambda _, __: _with_pointer(new(torch_shape, dtype=torch_dtype))), view, alignment
+        return _torch_maker(lambda _: new(torch_shape, dtype=torch_dtype, device="cpu")), view, alignment
     integers = {"bf16": np.int16}.get(x.view.dtype)
 
-    def make(_: Any, __: QueueState) -> tuple[Any, Any]:
+    def from_numpy(_: Any) -> Any:
         made = empty(shape, dtype)
         if integers is None:
-            return _with_pointer(torch.from_numpy(made))
-        return _with_pointer(torch.from_numpy(made.view(integers)).view(torch_dtype))
+            return torch.from_numpy(made)
+        return torch.from_numpy(made.view(integers)).view(torch_dtype)
 
-    return make, view, alignment
+    return _torch_maker(from_numpy), view, alignment
 
 
 def _with_address(made: Any) -> tuple[Any, int]:
     return made, address_of(made)
 
 
-def _with_pointer(made: Any) -> tuple[Any, int]:
-    return made, made.data_ptr()
+def _torch_maker(new: Callable[[Any], Any]) -> Maker:
+    """Return what makes a tensor with its address by `new`, which torch's modes and default device may change."""
+
+    def make(a: Any, _: QueueState) -> tuple[Any, int]:
+        try:
+            made = new(a)
+            address = made.is_cpu and made.data_ptr()
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise ShapeError(f"x: torch makes no result for it: {type(error).__name__}: {error}") from error
+        if not address:
+            raise ShapeError(
+                "x: torch makes results without memory on the CPU here, as under FakeTensorMode; give `out`, or call "
+                "outside of it"
+            )
+        return made, address
+
+    return make
 
 
 def _opencl_maker(x: Operand) -> Maker:
