@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 #: Control characters but tab and newline, lone surrogates, and the two others that XML does not allow.
@@ -11,3 +12,8 @@ _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 def printable(text: str) -> str:
     r"""Return the text with an escape such as `\x1b`, as `repr` writes it, for each character that cannot be shown."""
     return _HIDDEN.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def of_name(text: str) -> str:
+    r"""Return a text of the system, such as a file's name, with `\xff` for each byte of it that is no text."""
+    return os.fsencode(text).decode("utf-8", "backslashreplace")

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from clrope.printable import printable
+from clrope.printable import of_name, printable
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,11 @@ from clrope.printable import printable
 )
 def test_what_cannot_be_shown_is_an_escape(text, shown):
     assert printable(text) == shown
+
+
+def test_bytes_of_a_name_that_are_no_text():
+    assert of_name("k\udcff.cl") == r"k\xff.cl"
+    assert of_name("漢 \\xff") == "漢 \\xff"
 
 
 @pytest.mark.one_in(4)

@@ -14,6 +14,7 @@ from ..device import DeviceInfo
 from ..device.cache import host_cache_bytes
 from ..device.info import cpu_fields, cpu_model
 from ..kernels.source import kernel_folder, kernel_hash
+from ..printable import of_name
 from .buffers import usable_cpus
 
 PACKAGES = ("numpy", "pyopencl", "ml-dtypes", "pocl-binary-distribution", "intel-opencl-rt")
@@ -46,7 +47,7 @@ def environment() -> dict[str, Any]:
         "compiler": platform.python_compiler(),
         "versions": {"clrope": __version__} | installed,
         "kernels": {path.name: kernel_hash(path.name) for path in sorted(kernel_folder().glob("*.cl"))},
-        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "variables": {name: of_name(os.environ[name]) for name in VARIABLES if name in os.environ},
         "hypervisor": "hypervisor" in flags,
         "platform": sys.platform,
         "state": machine_state(),

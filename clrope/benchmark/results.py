@@ -23,6 +23,8 @@ SCHEMA = "clrope.bench/1"
 DEVICE_SCHEMA = "clrope.bench.device/1"
 #: Bytes of a file, and of what is compressed in it; the results of a device have two millions.
 LARGEST_RESULT = 32 << 20
+#: In JSON: a backslash, a character beyond 16 bits, and half of such a one, as which Python has a byte that is no text.
+_ESCAPES = re.compile(r"\\\\|\\ud[89ab]..\\ud[c-f]..|\\u(?P<half>d[89a-f]..)")
 
 
 def schema() -> dict[str, Any]:
@@ -37,12 +39,17 @@ def write(result: dict[str, Any], where: str | Path) -> None:
 
 
 def text_of(result: dict[str, Any]) -> str:
-    """Return a result as JSON with one entry of a workload a line."""
+    r"""Return a result as JSON with one entry of a workload a line.
+
+    Bytes of file names and of the environment that are no text become `\xff`: no reader takes half a character.
+    """
     marks: list[str] = []
+    # Longer than what stands in the result.
+    edge = "@" + max(re.findall("@+", json.dumps(result, allow_nan=False)), key=len, default="")
 
     def mark(value: Any) -> str:
         marks.append(json.dumps(value, allow_nan=False))
-        return f"@{len(marks) - 1}@"
+        return f"{edge}{len(marks) - 1}{edge}"
 
     records = [
         w | {"entries": [mark(e) for e in w["entries"]], "tensors": mark(w["tensors"])} for w in result["workloads"]
@@ -50,7 +57,15 @@ def text_of(result: dict[str, Any]) -> str:
     body = json.dumps(
         result | {"workloads": records, "processes": [mark(p) for p in result["processes"]]}, indent=1, allow_nan=False
     )
-    return re.sub(r'"@(\d+)@"', lambda found: marks[int(found[1])], body) + "\n"
+    text = re.sub(rf'"{edge}(\d+){edge}"', lambda found: marks[int(found[1])], body) + "\n"
+    return _ESCAPES.sub(_whole_characters, text)
+
+
+def _whole_characters(escape: re.Match[str]) -> str:
+    half = escape["half"]
+    if half is None:
+        return escape[0]
+    return rf"\\x{half[2:]}" if "dc80" <= half <= "dcff" else rf"\\u{half}"
 
 
 def read_all(where: str | Path) -> list[dict[str, Any]]:

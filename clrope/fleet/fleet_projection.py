@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..benchmark.results import SCHEMA as BENCH_SCHEMA
-from ..benchmark.results import WorkloadRecord, read_all, records
-from ..bounded_read import first_bytes
+from ..benchmark.results import WorkloadRecord, records
 from ..errors import ConfigError
-from .fleet_result import SCHEMA, read_fleet
+from ..portability.report_files import read_files
 
 
 @dataclass(frozen=True)
@@ -84,13 +82,10 @@ def _measured(found: Sequence[WorkloadRecord], workload: str) -> Iterator[tuple[
 
 
 def _benches(path: Path) -> list[dict[str, Any]]:
-    try:
-        is_fleet = f'"{SCHEMA}"'.encode() in first_bytes(path, 200)
-    except OSError:
-        is_fleet = False  # the other reader says what is wrong
-    if not is_fleet:
-        return read_all(path)
-    benches = [r for r in read_fleet(path)["results"] if isinstance(r, dict) and r.get("schema") == BENCH_SCHEMA]
-    if not benches:
+    """Return the results in a file of other people, whose fields have been checked."""
+    found = read_files([str(path)])
+    if found.unread:
+        raise ConfigError(found.unread[0])
+    if not found.benches:
         raise ConfigError(f"{path}: has no results of clrope bench")
-    return benches
+    return found.benches

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from ..bounded_read import path_argument, require_regular
 from ..errors import ConfigError, RopeError, ShapeError
 from ..output_file import replace_file
+from ..strict_json import parse_json
 
 Array = npt.NDArray[Any]
 Format = Literal["npy", "npz", "safetensors"]
@@ -47,6 +48,10 @@ _SAFETENSORS = (
 )  # fmt: skip
 #: Bytes of an array's name in .npz, where '.npy' follows it, and of a header of .npy, as NumPy has them.
 _LONGEST_NAME, _LONGEST_HEADER = 65_531, 10_000
+#: Bytes of a header of .safetensors, and arrays of a file, each of which takes its reader time: several times what
+#: model files have. Arrays of .npz take longer.
+_LONGEST_SAFETENSORS_HEADER = 32 << 20
+_MOST_ARRAYS: dict[Format, int] = {"npy": 1, "npz": 8192, "safetensors": 65_536}
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
@@ -127,6 +132,8 @@ def check_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Array]) -> N
             )
     if kind == "npy" and len(arrays) != 1:
         raise ShapeError(f"{path}: a .npy file holds one array, got {len(arrays)}; use .npz or .safetensors")
+    if len(arrays) > _MOST_ARRAYS[kind]:
+        raise ShapeError(f"{path}: got {len(arrays)} arrays, at most {_MOST_ARRAYS[kind]} fit in a .{kind} file")
     if kind == "npz" and (long := max(map(_bytes_of_name, arrays), default=0)) > _LONGEST_NAME:
         raise ShapeError(f"{path}: the name of an array has {long} bytes, at most {_LONGEST_NAME} fit in .npz")
 
@@ -183,6 +190,11 @@ def _claimed_bytes(file: IO[bytes]) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
+def _check_number(kind: Format, number: int) -> None:
+    if number > _MOST_ARRAYS[kind]:
+        raise ValueError(f"it has {number} arrays, at most {_MOST_ARRAYS[kind]} are read")
+
+
 def _check_size(claimed: int, there: int) -> None:
     if claimed > there:
         raise ValueError(f"its header claims {claimed} bytes of data, {there} follow")
@@ -194,6 +206,7 @@ def _read_npz(path: Path) -> dict[str, Array]:
     # Not np.load, which takes a file that is no archive for a pickle and leaves it open.
     arrays: dict[str, Array] = {}
     with zipfile.ZipFile(path) as archive:
+        _check_number("npz", len(archive.infolist()))
         if sum(info.compress_size for info in archive.infolist()) > os.path.getsize(path):
             raise ValueError("its entries claim more bytes together than the file has")
         names: set[str] = set()
@@ -233,10 +246,11 @@ def _write_npz(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
 def _read_safetensors(path: Path) -> dict[str, Array]:
     import safetensors
 
+    header = _safetensors_header(path)
     try:
         with safetensors.safe_open(path, framework="np") as file:
             names = list(file.offset_keys())
-            types = {name: file.get_slice(name).get_dtype() for name in names}
+            types = {name: header[name]["dtype"] for name in names}
             for name, dtype in types.items():
                 if dtype not in _SAFETENSORS:
                     raise ValueError(f"array {name!r} has type {dtype}, allowed are {', '.join(_SAFETENSORS)}")
@@ -251,6 +265,22 @@ def _read_safetensors(path: Path) -> dict[str, Array]:
         raise ValueError(str(error)) from error
 
 
+def _safetensors_header(path: Path) -> dict[str, Any]:
+    """Return the header, in which no key is twice: of two arrays with one name safetensors takes the last."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        left = os.fstat(file.fileno()).st_size - file.tell()
+        if length > left:
+            raise ValueError(f"its header claims {length} bytes, {left} follow")
+        if length > _LONGEST_SAFETENSORS_HEADER:
+            raise ValueError(f"its header claims {length} bytes, at most {_LONGEST_SAFETENSORS_HEADER} are read")
+        header = parse_json(file.read(length))
+    if not isinstance(header, dict):
+        raise ValueError(f"its header is a JSON {type(header).__name__}, an object is needed")
+    _check_number("safetensors", len(header.keys() - {"__metadata__"}))
+    return header
+
+
 def _float8(entry: Mapping[str, Any]) -> Array:
     values: Array = np.frombuffer(entry["data"], np.uint8).view(_FLOAT8[entry["dtype"]])
     return values.reshape(entry["shape"])
@@ -259,6 +289,7 @@ def _float8(entry: Mapping[str, Any]) -> Array:
 def _read_safetensors_metadata(path: Path) -> dict[str, str]:
     import safetensors
 
+    _safetensors_header(path)
     try:
         with safetensors.safe_open(path, framework="np") as file:
             return dict(file.metadata() or {})

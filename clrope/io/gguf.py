@@ -20,6 +20,7 @@ from ..mode import SECTION_MODES, Mode, parse_mode
 from .gguf_file import read_gguf
 from .gguf_models import (
     ARCHITECTURES,
+    FINETUNED_IS_A_SWITCH,
     LOG_MULTIPLIER_AS_IT_IS,
     LOG_MULTIPLIER_IS_A_TENTH,
     NO_ROPE,
@@ -45,6 +46,9 @@ _OTHERS = (
     *("attention.key_length", "attention.head_count", "attention.sliding_window"),
     *("embedding_length", "context_length"),
 )
+#: Keys that may hold an array: of sections, or a number for each layer; far beyond any model's layers.
+_ARRAYS = frozenset({"rope.dimension_sections", "attention.head_count", "attention.sliding_window"})
+_MOST_ELEMENTS = 1 << 12
 _TENSORS = {"rope_freqs.weight": "freqs", "rope_factors_long.weight": "long", "rope_factors_short.weight": "short"}
 
 
@@ -79,12 +83,14 @@ def fields_from_gguf(
     file = _read(Path(path))
     for key in sorted(file.keys):
         inner = key.removeprefix(f"{file.arch}.rope.")
-        if inner != key and inner not in _UNDERSTOOD:
-            raise ConfigError(f"{key}: not understood; known are {', '.join(sorted(_UNDERSTOOD))}")
         if inner in _NUMBERS:
             real(key, file.keys[key])
         elif inner == "scaling.finetuned" and not isinstance(file.keys[key], bool):
             raise ConfigError(f"{key}: got {file.keys[key]!r:.80}, true or false is needed")
+    if file.arch in FINETUNED_IS_A_SWITCH and file.rope("scaling.finetuned") is False:
+        raise ConfigError(
+            f"{file.path('scaling.finetuned')}: false, with which llama.cpp uses no RoPE for {file.arch!r}"
+        )
     sections = _sections(file)
     chosen = _mode(file, mode, sections)
     sliding = _is_sliding(file, layer_type)
@@ -106,9 +112,14 @@ def _read(path: Path) -> _File:
     return _File(found.architecture, found.keys, {_TENSORS[name]: numbers for name, numbers in found.tensors.items()})
 
 
-def _wanted(arch: str, key: str) -> bool:
+def _wanted(arch: str, key: str) -> int:
+    """Return how many elements of a key are read; refuse an unknown one before its value is."""
     inner = key.removeprefix(f"{arch}.")
-    return inner != key and (inner.startswith("rope.") or inner in _OTHERS)
+    if inner == key or not (inner.startswith("rope.") or inner in _OTHERS):
+        return 0
+    if inner not in _OTHERS and inner.removeprefix("rope.") not in _UNDERSTOOD:
+        raise ConfigError(f"{key[:200]}: not understood; known are {', '.join(sorted(_UNDERSTOOD))}")
+    return _MOST_ELEMENTS if inner in _ARRAYS else 1
 
 
 def _mode(file: _File, mode: str | int | None, sections: tuple[int, int, int, int] | None) -> Mode:

@@ -38,7 +38,7 @@ _ARCHITECTURE, _ALIGNMENT = "general.architecture", "general.alignment"
 
 @dataclass(frozen=True)
 class GgufContents:
-    """What was asked for. keys: numbers, truth values, texts, and lists of them; tensors: their numbers in order."""
+    """What was asked for. keys: numbers, truth values, texts, and lists of numbers; tensors: their numbers in order."""
 
     architecture: str
     keys: Mapping[str, Any]
@@ -120,22 +120,27 @@ class _Header:
                 return
         raise ConfigError(f"{self.path}: {what} claims {count} strings, the file ends within them")
 
-    def content(self, found: _Value, what: str) -> Any:
-        """Return a value as Python has it."""
+    def content(self, found: _Value, what: str, most: int = 1) -> Any:
+        """Return a value as Python has it; an array only where more than one element, `most`, may be read."""
+        if found.elements is not None and (most == 1 or found.kind == _STRING):
+            needed = "one value is" if most == 1 else "numbers are"
+            kind = "strings" if found.kind == _STRING else "numbers"
+            raise ConfigError(f"{self.path}: {what}: got an array of {found.elements} {kind}, {needed} needed")
         count = 1 if found.elements is None else found.elements
-        if count > _MOST_NUMBERS:
-            raise ConfigError(f"{self.path}: {what} has {count} elements, at most {_MOST_NUMBERS} are read")
+        if count > most:
+            raise ConfigError(f"{self.path}: {what} has {count} elements, at most {most} are read")
         self.at = found.at
         if found.kind == _STRING:
-            items: list[Any] = [self.text(what) for _ in range(count)]
-        else:
-            form = _NUMBERS[found.kind]
-            items = list(struct.unpack_from(f"<{count}{form[1]}", self.data, found.at))
+            return self.text(what)
+        items = list(struct.unpack_from(f"<{count}{_NUMBERS[found.kind][1]}", self.data, found.at))
         return items[0] if found.elements is None else items
 
 
-def read_gguf(path: Path, wanted: Callable[[str, str], bool], tensors: Collection[str]) -> GgufContents:
-    """Return the keys of which `wanted(architecture, key)` is true, and those of the named tensors that are there.
+def read_gguf(path: Path, wanted: Callable[[str, str], int], tensors: Collection[str]) -> GgufContents:
+    """Return the keys that are wanted, and those of the named tensors that are there.
+
+    wanted: called with the architecture and each key before any of their values is read. It returns how many elements
+    are read: 0 leaves a key out, 1 is a single value, more is also an array. It may refuse a key by a `ConfigError`.
 
     For little-endian files of versions 2 and 3. Raises `ConfigError` naming the key or tensor for anything else, and
     for numbers that do not fit in the file; `OSError` for a file that cannot be read.
@@ -148,7 +153,7 @@ def read_gguf(path: Path, wanted: Callable[[str, str], bool], tensors: Collectio
             return _read(_Header(path, data), wanted, tensors)
 
 
-def _read(header: _Header, wanted: Callable[[str, str], bool], tensors: Collection[str]) -> GgufContents:
+def _read(header: _Header, wanted: Callable[[str, str], int], tensors: Collection[str]) -> GgufContents:
     path = header.path
     values, described = _described(header)
     end = header.at
@@ -164,9 +169,10 @@ def _read(header: _Header, wanted: Callable[[str, str], bool], tensors: Collecti
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise ConfigError(f"{path}: {_ALIGNMENT}: got {alignment!r}, a power of two is needed")
     start = -(-end // alignment) * alignment
+    most = {name: wanted(architecture, name) for name in values}
     return GgufContents(
         architecture,
-        {name: header.content(value, name) for name, value in values.items() if wanted(architecture, name)},
+        {name: header.content(value, name, most[name]) for name, value in values.items() if most[name]},
         {name: _numbers(header, name, described[name], start) for name in tensors if name in described},
     )
 

@@ -10,7 +10,7 @@ _NORMAL = (
     "bailingmoe neo-bert smollm3 arcee ernie4_5 ernie4_5-moe mistral3 mistral4 maincoder glm-dsa glm4"
 )
 _NEOX = (
-    "falcon falcon-h1 grok dbrx bert jina-bert-v3 modern-bert nomic-bert nomic-bert-moe eurobert stablelm bitnet "
+    "falcon falcon-h1 grok dbrx jina-bert-v3 modern-bert nomic-bert nomic-bert-moe eurobert stablelm bitnet "
     "qwen qwen2 dream qwen2moe qwen3 qwen3moe qwen3next llada-moe rnd1 olmo2 olmoe phi2 phi3 phimoe plamo plamo2 "
     "plamo3 gemma gemma2 gemma3 gemma3n gemma4 gemma-embedding starcoder2 openelm gptneox codeshell orion "
     "nemotron exaone exaone4 exaone-moe minicpm3 bailingmoe2 dots1 hunyuan-moe hunyuan-dense jais2 gpt-oss lfm2 "
@@ -34,8 +34,10 @@ SECTIONS_DECIDE = frozenset({"glm4", "glm4moe", "hunyuan_vl"})
 NO_ROPE = frozenset(
     {"clip", "gpt2", "gptj", "mpt", "refact", "bloom", "mamba", "mamba2", "jamba", "jina-bert-v2", "t5", "t5encoder"}
     | {"jais", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7", "wavtokenizer-dec", "nemotron_h", "nemotron_h_moe"}
-    | {"kimi-linear"}
+    | {"kimi-linear", "bert"}
 )
+#: Architectures in which `rope.scaling.finetuned` is a switch: false means no RoPE.
+FINETUNED_IS_A_SWITCH = frozenset({"granite", "granitemoe", "granitehybrid"})
 
 #: Architectures whose sliding-window layers have neither scaling nor factors; the value is the base of these layers
 #: where the file has no `freq_base_swa`, None for the base of the full layers.

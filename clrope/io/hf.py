@@ -25,6 +25,9 @@ _SUSPECTS = (
     *("rope_local_base_freq", "global_rope_theta", "local_rope_theta", "partial_rotary_factors", "rope_interleave"),
     "use_dynamic_ntk",
 )
+#: Keys that transformers reads in the language model's part only.
+_PARAMETERS = ("rope_scaling", "rope_parameters", "partial_rotary_factor", *_SUSPECTS)
+_UNSET: tuple[object, ...] = (None, False, {})
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
@@ -56,14 +59,14 @@ def fields_from_hf(
         theta=_theta(data, kind, part),
         dim=dim,
         head_dim=head_dim,
-        root_original=_optional_count(data, "original_max_position_embeddings"),
+        root_original=_optional_count(data, "original_max_position_embeddings") or kind.original,
         max_positions=_optional_count(data, "max_position_embeddings"),
         seq_len=seq_len,
         nested=part.nested,
     )
     params = part.params
-    if rope_type == "proportional" and data.get(kind.partial_key) is not None:
-        params = {"partial_rotary_factor": data[kind.partial_key], **params}
+    if rope_type == "proportional" and params.get("partial_rotary_factor") is None:
+        params = {**params, "partial_rotary_factor": _default_share(data, kind, head_dim)}
     fields = rope_fields(params, rope_type, setting)
     sections = _sections(data, chosen, part, dim // 2)
     return {"mode": chosen, "n_dims": dim, "sections": sections, **fields}
@@ -93,6 +96,12 @@ def _text_part(data: Mapping[str, Any]) -> Mapping[str, Any]:
     text = _mapping(data, "text_config")
     if not text:
         return data
+    for key in _PARAMETERS:
+        if not any(same(data.get(key), other) for other in (*_UNSET, text.get(key))):
+            raise ConfigError(
+                f"{key}: text_config, the only part that transformers reads it in, has "
+                f"{'none' if text.get(key) is None else 'another one'}; give the text_config alone"
+            )
     if text.get("model_type") is None:
         outer = data.get("model_type")
         if outer is None:
@@ -125,6 +134,11 @@ def _refuse_unread(data: Mapping[str, Any], kind: ModelKind) -> None:
         raise ConfigError(f"alibi: got {shown(data['alibi'])}, true or false is needed")
     if data.get("alibi"):
         raise ConfigError("alibi: true, this model uses ALiBi and no RoPE")
+    if kind.rope_if_named and not same(data.get("position_embedding_type"), "rope"):
+        raise ConfigError(
+            f"position_embedding_type: got {shown(data.get('position_embedding_type'))}, model type "
+            f"{shown(data.get('model_type'))} has RoPE only if it is 'rope'"
+        )
     read = {"" if kind.plain else kind.theta_key, kind.partial_key, kind.rotary_dim_key, kind.interleave_key}
     if kind.two_thetas is not None:
         read |= {kind.two_thetas.full_key, kind.two_thetas.sliding_key}
@@ -197,6 +211,11 @@ def _mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _theta(data: Mapping[str, Any], kind: ModelKind, part: _Part) -> float:
     inner, outer = part.params.get("rope_theta"), data.get(part.theta_key)
+    for where, values, key in ((f"{part.path}.", part.params, "rope_theta"), ("", data, part.theta_key)):
+        if key in values:
+            if values[key] is None:
+                raise ConfigError(f"{where}{key}: null, a model without a base has no RoPE")
+            break
     if inner is not None:
         theta = positive(f"{part.path}.rope_theta", inner)
         # Per layer type the root's value is a default only.
@@ -218,7 +237,8 @@ def _head_dim(data: Mapping[str, Any], kind: ModelKind, layer_type: str | None) 
     if kind.full_head_dim is not None and layer_type == _FULL:
         key, default = kind.full_head_dim
         return _per_layer_head_dim(data, layer_type) or _optional_count(data, key) or default
-    size = _optional_count(data, "head_dim") or kind.head_dim
+    # null is not the default: the size follows from the others, as where the model type has none.
+    size = _optional_count(data, "head_dim") if "head_dim" in data else kind.head_dim
     if size:
         return size
     width_key, heads_key = kind.size_keys
@@ -284,6 +304,14 @@ def _rotated(data: Mapping[str, Any], kind: ModelKind, part: _Part, head_dim: in
     if kind.partial is None and share != 1.0:
         raise ConfigError(f"{where}: got {share}, model_type {shown(data.get('model_type'))} rotates the whole head")
     return int(head_dim * share)
+
+
+def _default_share(data: Mapping[str, Any], kind: ModelKind, head_dim: int) -> Any:
+    """`partial_rotary_factor` where the parameters have none: the root's, else the model type's."""
+    if data.get(kind.partial_key) is not None:
+        return data[kind.partial_key]
+    dim = None if kind.rotary_dim_key is None else _optional_count(data, kind.rotary_dim_key)
+    return kind.partial if dim is None else dim / head_dim
 
 
 def _sections(data: Mapping[str, Any], mode: Mode, part: _Part, pairs: int) -> tuple[int, int, int, int] | None:

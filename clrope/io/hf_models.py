@@ -1,6 +1,6 @@
 """What `config.json` does not say: how each Hugging Face model type pairs elements, and its defaults.
 
-Read from the modeling and configuration sources of transformers 5; `tests/io/test_hf_transformers.py` compares every
+Read from the modeling and configuration sources of transformers 5; `tests/io/test_io_hf_transformers.py` compares every
 row with them. A model type that is not here is refused unless the caller names a mode.
 """
 
@@ -44,6 +44,8 @@ class ModelKind:
     plain:        its frequencies are fixed: no base, no scaling in the file.
     needs_params: the model type has scaling of its own by default, so the file must state its parameters.
     yarn_is_longrope: 'yarn' was this model type's older word for 'longrope'.
+    original:     `original_max_position_embeddings` where the root has none; one among the parameters has no effect.
+    rope_if_named: there is RoPE only where `position_embedding_type` is 'rope'.
     """
 
     mode: Mode
@@ -61,6 +63,8 @@ class ModelKind:
     plain: bool = False
     needs_params: bool = False
     yarn_is_longrope: bool = False
+    original: int | None = None
+    rope_if_named: bool = False
 
 
 #: Used with the caller's `mode` for a model type that is not in the table: nothing is assumed.
@@ -79,13 +83,14 @@ _MODERNBERT = TwoThetas("global_rope_theta", 160000.0, "local_rope_theta", 10000
 MODELS: dict[str, ModelKind] = {
     # The whole head, base 10000 unless the file says otherwise.
     **_each(
-        "llama mistral ministral qwen2 qwen2_moe qwen3_moe granite granitemoe granitemoeshared granitemoehybrid olmo "
-        "olmo2 olmoe starcoder2 aria_text chameleon diffllama doge dots1 exaone4 exaone_moe falcon falcon_h1 "
-        "hunyuan_v1_dense hunyuan_v1_moe idefics olmo_hybrid",
+        "llama mistral ministral qwen2 qwen2_moe qwen3_moe granite granitemoe granitemoeshared olmo olmo2 olmoe "
+        "starcoder2 aria_text chameleon diffllama doge dots1 exaone4 exaone_moe falcon falcon_h1 hunyuan_v1_dense "
+        "hunyuan_v1_moe idefics olmo_hybrid hyperclovax jais2",
         _HALF,
     ),
     **_each("gemma gemma2 vaultgemma", _HALF, head_dim=256),
-    **_each("qwen3 afmoe seed_oss hyperclovax jais2", _HALF, head_dim=128),
+    **_each("qwen3 afmoe seed_oss", _HALF, head_dim=128),
+    **_each("granitemoehybrid", _HALF, rope_if_named=True),
     **_each("bitnet flex_olmo mllama_text_model", _HALF, theta=500000.0),
     **_each("mixtral phimoe lfm2 lfm2_moe", _HALF, theta=1000000.0),
     **_each("smollm3", _HALF, theta=2000000.0),
@@ -93,12 +98,10 @@ MODELS: dict[str, ModelKind] = {
     **_each("cwm", _HALF, theta=None, head_dim=128, needs_params=True),
     **_each("gpt_oss", _HALF, theta=None, head_dim=64, needs_params=True),
     # The first part of the head.
-    **_each("phi persimmon recurrent_gemma", _HALF, partial=0.5),
-    **_each("nemotron", _HALF, partial=0.5, head_dim=128),
-    **_each("glm4_moe", _HALF, partial=0.5),
+    **_each("phi persimmon recurrent_gemma nemotron glm4_moe", _HALF, partial=0.5),
     **_each("stablelm", _HALF, partial=0.25),
     **_each("qwen3_next", _HALF, partial=0.25, head_dim=256),
-    **_each("phi3 phi4_multimodal", _HALF, partial=1.0, yarn_is_longrope=True),
+    **_each("phi3 phi4_multimodal", _HALF, partial=1.0, yarn_is_longrope=True, original=4096),
     **_each("gpt_neox", _HALF, partial=0.25, partial_key="rotary_pct", theta_key="rotary_emb_base"),
     **_each("gpt_neox_japanese", _HALF, partial=1.0, partial_key="rotary_pct", theta_key="rotary_emb_base"),
     **_each("minimax_m2", _HALF, partial=1.0, theta=5000000.0, head_dim=128, rotary_dim_key="rotary_dim"),
@@ -116,7 +119,8 @@ MODELS: dict[str, ModelKind] = {
     ),
     # Neighbours form a pair.
     **_each("cohere", _ADJACENT, theta=500000.0),
-    **_each("cohere2 cohere2_moe", _ADJACENT, head_dim=128),
+    **_each("cohere2", _ADJACENT),
+    **_each("cohere2_moe", _ADJACENT, head_dim=128),
     **_each("helium", _ADJACENT, theta=100000.0, head_dim=128),
     **_each("ernie4_5", _ADJACENT, theta=500000.0, head_dim=128),
     **_each("ernie4_5_moe", _ADJACENT, theta=500000.0),
@@ -132,7 +136,8 @@ MODELS: dict[str, ModelKind] = {
     # Positions of several axes. The outer model types are here for files that keep the text model's keys at the root.
     **_each("qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text", ModelKind("mrope", theta=1000000.0)),
     **_each("glm4v_moe_text", ModelKind("mrope", partial=0.5)),
-    **_each("qwen3_vl_text qwen3_vl_moe_text", ModelKind("imrope", theta=500000.0, head_dim=128)),
+    **_each("qwen3_vl_text", ModelKind("imrope", theta=500000.0, head_dim=128)),
+    **_each("qwen3_vl_moe_text", ModelKind("imrope", theta=500000.0)),
     **_each("qwen3_omni_moe_text", ModelKind("imrope", theta=1000000.0)),
     **_each("qwen3_5_text qwen3_5_moe_text", ModelKind("imrope", partial=0.25, head_dim=256)),
 }

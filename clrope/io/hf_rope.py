@@ -53,8 +53,8 @@ class Setting:
     theta:         base.
     dim:           number of rotated elements.
     head_dim:      size of the head.
-    root_original: `original_max_position_embeddings` at the root of the file, if any; for one layer type transformers
-                   does not read it.
+    root_original: `original_max_position_embeddings` at the root of the file, else the model type's, if any; for one
+                   layer type transformers does not read it.
     max_positions: `max_position_embeddings`, if any.
     seq_len:       length the caller will run with, if given.
     nested:        whether the parameters belong to one layer type.
@@ -179,7 +179,7 @@ def _original(params: Mapping[str, Any], setting: Setting) -> int:
     inner = count(f"{setting.path}.{_ORIGINAL}", params[_ORIGINAL]) if _ORIGINAL in params else None
     root = None if setting.nested else setting.root_original
     if inner is not None and root is not None and inner != root:
-        raise ConfigError(f"{setting.path}.{_ORIGINAL}: {inner} here, {root} at the root of the file")
+        raise ConfigError(f"{setting.path}.{_ORIGINAL}: {inner} here, {root} at the root of the file or by default")
     value = inner if inner is not None else root
     # The rule of transformers where neither is there.
     value = value if value is not None else setting.max_positions

@@ -15,6 +15,7 @@ from ..device.child import Write
 from ..device.child import serve as serve_child
 from ..kernels.kernel import Kernel
 from ..kernels.variant import STRIDED, Variant
+from ..printable import of_name
 from ..suite.conformance import Target, targets
 from .lab_kernel import LabFile, load_file
 from .lab_worker import LabJob, find_device
@@ -160,9 +161,13 @@ def bench_kernels(
 
 
 def names_of(files: Sequence[LabFile]) -> list[str]:
-    """Return a name for each file: its own, with a number where several have the same."""
+    r"""Return a name for each file: its own, with a number where several have the same.
+
+    Bytes of a name that are no text become `\xff`: no reader of a result takes half a character.
+    """
     names: list[str] = []
     for file in files:
-        taken = sum(1 for name in names if name.partition(" (")[0] == file.path.name)
-        names.append(f"{file.path.name} ({taken + 1})" if taken else file.path.name)
+        own = of_name(file.path.name)
+        taken = sum(1 for name in names if name.partition(" (")[0] == own)
+        names.append(f"{own} ({taken + 1})" if taken else own)
     return names

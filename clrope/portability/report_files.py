@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import lzma
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from ..benchmark.results import DEVICE_SCHEMA, samples_of, unpacked
 from ..benchmark.results import SCHEMA as BENCH_SCHEMA
 from ..bounded_read import read_bounded
 from ..errors import ConfigError
+from ..printable import of_name
 from ..strict_json import parse_json
 from .file_shapes import BenchShape, FleetShape, TuneShape, VerifyShape
 
@@ -68,7 +68,7 @@ def read_files(names: Sequence[str]) -> ReportInput:
         try:
             origin = Path(name).name if alike[Path(name).name] == 1 else name
             # Bytes of a name that are no text would be refused by the encoding of the page.
-            origin = os.fsencode(origin).decode("utf-8", "backslashreplace")
+            origin = of_name(origin)
             _take(_loaded(Path(name)), Path(name), origin, found)
         except ConfigError as error:
             found.unread.append(str(error))

@@ -14,10 +14,27 @@ from clrope.benchmark import report, results, samples
 from clrope.benchmark.results import WorkloadRecord
 from clrope.benchmark.workloads import WORKLOADS, select
 from clrope.printable import printable
+from clrope.strict_json import parse_json
 
 
 def test_the_made_up_result_is_one():
     pytest.importorskip("jsonschema").validate(made_up(), results.schema())
+
+
+def test_a_result_is_kept_as_it_is():
+    """Whatever stands in it: nothing is taken for a mark of where an entry is written."""
+    result = made_up()
+    result["environment"]["variables"] = {"OMP_NUM_THREADS": "@0@", "@1@": "@@1@@", "": '"@0@"', "a": "\\udcff 🦙 @"}
+    result["workloads"][0]["entries"][0]["reason"] = "@0@"
+    assert json.loads(results.text_of(result)) == result
+    assert max(map(len, results.text_of(result).splitlines())) < 2000
+
+
+def test_bytes_that_are_no_text_are_kept_as_text():
+    result = made_up()
+    result["environment"]["variables"] = {"a": "k\udcff.cl", "b": "\ud800 \\ud800 🦙"}
+    kept = parse_json(results.text_of(result))["environment"]["variables"]
+    assert kept == {"a": r"k\xff.cl", "b": r"\ud800 \ud800 🦙"}
 
 
 def test_ratios_are_taken_within_a_round():

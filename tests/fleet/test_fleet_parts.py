@@ -149,7 +149,9 @@ def test_projection_from_kept_results(tmp_path: Path) -> None:
     benches = [r | {"worker": "tcp://a:1"} for r in read_all(KEPT)]
     fleet.write_text(json.dumps(result(results=benches).to_dict()), encoding="utf-8")
     assert projection(fleet, (1, 3, 1000), tokens=10 * 4096, link_gbs=2.0) == [one, three, many]
-    fleet.write_text(json.dumps(result(results=[{"schema": "clrope.verify/1"}]).to_dict()), encoding="utf-8")
+    verified = {"schema": "clrope.verify/1", "worker": "tcp://a:1", "seed": 0, "bits": {"compared": 0, "differing": []},
+                "suites": [], "devices": [], "summary": [], "results": []}  # fmt: skip
+    fleet.write_text(json.dumps(result(results=[verified]).to_dict()), encoding="utf-8")
     with pytest.raises(ConfigError, match="has no results of clrope bench"):
         projection(fleet)
 
@@ -165,6 +167,25 @@ def test_projection_from_kept_results(tmp_path: Path) -> None:
 def test_projections_that_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         projection(KEPT, **given)
+
+
+def test_projections_from_damaged_files(tmp_path: Path) -> None:
+    name = "prefill/f16/neox/out/forward"
+    base: dict[str, Any] = next(r for r in read_all(KEPT) if any(w["name"] == name for w in r["workloads"]))
+    workload = next(w for w in base["workloads"] if w["name"] == name)
+    path = tmp_path / "other.json"
+    for changed in (
+        {"workloads": [{"entries": []}]}, {"workloads": [{"name": "x", "entries": []}]}, {"devices": [1]},
+        {"workloads": [workload | {"tensors": []}]}, {"workloads": [workload | {"tensor_bytes": "9"}]},
+        {"devices": {label: {} for label in base["devices"]}}, {"environment": {}},
+    ):  # fmt: skip
+        for whole in (base | changed, result(results=[base | {"worker": "a"} | changed]).to_dict()):
+            path.write_text(json.dumps(whole), encoding="utf-8")
+            with pytest.raises(ConfigError, match=r"other[.]json: "):
+                projection(path)
+    path.write_text(json.dumps(result(results=[{"schema": "clrope.bench/1"}]).to_dict()), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"other[.]json: "):
+        projection(path)
 
 
 def test_options_without_a_meaning_on_a_fleet(call: Any) -> None:

@@ -17,6 +17,7 @@ from corpus import damaged, good, lying, mutated_configurations, npy, npz
 
 from clrope import RopeConfig
 from clrope.errors import ConfigError, RopeError
+from clrope.io import files
 from clrope.io.files import read_arrays, read_metadata, write_arrays
 
 #: How many files of each format and how many configurations; raise it for a long run.
@@ -84,6 +85,57 @@ def test_headers_of_npz_are_read_up_to_a_length(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", b"\x93NUMPY\x02\x00" + struct.pack("<I", 1_000_000) + b"(" * 1_000_000)
     with pytest.raises(RopeError, match="its header claims 1000000 bytes, at most 10000 are read"):
+        read_arrays(path)
+
+
+def safetensors_of(header: str, data: bytes = b"") -> bytes:
+    return struct.pack("<Q", len(header.encode())) + header.encode() + data
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        ('{"a": %(f)s, "a": %(b)s}', "the key 'a' is there twice"),
+        ('{"a": %(f)s, "__metadata__": {"k": "v", "k": "w"}}', "the key 'k' is there twice"),
+        ('{"a": {"dtype": "F16", "dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}', "the key 'dtype' is there"),
+        ("[1]", "its header is a JSON list, an object is needed"),
+    ],
+)
+def test_ambiguous_safetensors(tmp_path: Path, header: str, reason: str) -> None:
+    path = tmp_path / "x.safetensors"
+    kinds = {
+        short[0].lower(): f'{{"dtype": "{short}", "shape": [2], "data_offsets": [0, 4]}}' for short in ("F16", "BF16")
+    }
+    path.write_bytes(safetensors_of(header % kinds if "%" in header else header, b"1234"))
+    for read in (read_arrays, read_metadata):
+        with pytest.raises(RopeError, match=reason):
+            read(path)
+
+
+def test_as_many_arrays_as_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_MOST_ARRAYS", {"npy": 1, "npz": 3, "safetensors": 3})
+    monkeypatch.setattr(files, "_LONGEST_SAFETENSORS_HEADER", 400)
+    three = {name: np.ones(2, np.float32) for name in "abc"}
+    for suffix in ("npz", "safetensors"):
+        path = tmp_path / f"x.{suffix}"
+        write_arrays(path, three)
+        assert list(read_arrays(path)) == list("abc")
+        with pytest.raises(RopeError, match=f"got 4 arrays, at most 3 fit in a .{suffix} file"):
+            write_arrays(path, {**three, "d": np.ones(2)})
+    entry = '{"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}'
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(safetensors_of("{" + ", ".join(f'"{name}": {entry}' for name in "abcd") + "}"))
+    with pytest.raises(RopeError, match="it has 4 arrays, at most 3 are read"):
+        read_arrays(path)
+    path.write_bytes(safetensors_of("{}".ljust(401)))
+    with pytest.raises(RopeError, match="its header claims 401 bytes, at most 400 are read"):
+        read_arrays(path)
+    path.write_bytes(struct.pack("<Q", 100) + b"{}")
+    with pytest.raises(RopeError, match="its header claims 100 bytes, 2 follow"):
+        read_arrays(path)
+    path = tmp_path / "x.npz"
+    path.write_bytes(npz([(f"{name}.npy", npy(np.ones(2))) for name in "abcd"]))
+    with pytest.raises(RopeError, match="it has 4 arrays, at most 3 are read"):
         read_arrays(path)
 
 

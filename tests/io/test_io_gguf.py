@@ -13,6 +13,7 @@ from plain_rope import magnitude
 
 from clrope.config import RopeConfig
 from clrope.errors import ConfigError
+from clrope.io.gguf_file import _Header
 from clrope.io.gguf_models import ARCHITECTURES, NO_ROPE, SCALED_SLIDING, UNSCALED_SLIDING
 
 gguf = pytest.importorskip("gguf")
@@ -352,14 +353,21 @@ def test_a_layer_type_is_a_name(file: Path, value: Any) -> None:
     ("arch", "keys", "message"),
     [
         ("whatever", {}, "general.architecture: got 'whatever', whose pairing is not known here; give mode="),
+        ("bert", {}, "general.architecture: 'bert' uses no RoPE"),
+        ("granite", {"rope.scaling.finetuned": False}, "granite.rope.scaling.finetuned: false, with which llama.cpp"),
+        ("granitemoe", {"rope.scaling.finetuned": False}, "granitemoe.rope.scaling.finetuned: false, with which"),
+        ("granitehybrid", {"rope.scaling.finetuned": False}, "granitehybrid.rope.scaling.finetuned: false, with which"),
         ("gpt2", {}, "general.architecture: 'gpt2' uses no RoPE"),
         ("llama", {"rope.scaling.alpha": 2.0}, "llama.rope.scaling.alpha: not understood"),
         ("llama", {"rope.scaling.type": "xpos"}, "llama.rope.scaling.type: got 'xpos'"),
         ("llama", {"rope.scaling.factor": -2.0}, "llama.rope.scaling.factor: got -2.0"),
         ("llama", {"rope.freq_base": 0.0}, "llama.rope.freq_base: got 0.0"),
         ("llama", {"rope.scaling.factor": 2.0, "rope.scale_linear": True}, "llama.rope.scale_linear: got True"),
-        ("llama", {"rope.scaling.yarn_beta_fast": [1, 2]}, "llama.rope.scaling.yarn_beta_fast: got .1, 2., a finite"),
-        ("llama", {"rope.scaling.finetuned": [1, 2]}, "llama.rope.scaling.finetuned: got .1, 2., true or false is"),
+        ("llama", {"rope.scaling.yarn_beta_fast": [1, 2]}, "llama.rope.scaling.yarn_beta_fast: got an array of 2"),
+        ("llama", {"rope.scaling.finetuned": [1, 2]}, "llama.rope.scaling.finetuned: got an array of 2 numbers"),
+        ("llama", {"rope.scaling.finetuned": 1}, "llama.rope.scaling.finetuned: got 1, true or false is needed"),
+        ("llama", {"attention.head_count": ["a"]}, "head_count: got an array of 1 strings, numbers are needed"),
+        ("llama", {"attention.head_count": [4] * 4097}, "head_count has 4097 elements, at most 4096 are read"),
         ("llama", {"attention.head_count": None}, "dimension_count: missing, and so is llama.attention.head_count"),
         ("llama", {"attention.head_count": [4, 8]}, "llama.attention.head_count: differs between layers"),
         ("qwen2vl", {"rope.dimension_sections": [16, 24]}, "dimension_sections: got .*, 3 or 4 counts"),
@@ -374,6 +382,30 @@ def test_refusals_name_the_key(file: Path, arch: str, keys: dict[str, Any], mess
     write(file, arch, keys)
     with pytest.raises(ConfigError, match=message):
         RopeConfig.from_gguf(file)
+
+
+@pytest.mark.parametrize(
+    ("arch", "finetuned"), [("granite", True), ("granite", None), ("llama", False), ("minicpm", False)]
+)
+def test_the_switch_of_granite(file: Path, arch: str, finetuned: bool | None) -> None:
+    write(file, arch, {"rope.scaling.finetuned": finetuned})
+    assert RopeConfig.from_gguf(file) == RopeConfig("normal", n_dims=128)
+
+
+def test_unknown_keys_are_refused_before_they_are_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of a few megabytes would become gigabytes of Python's numbers."""
+    write(file, "llama", {**{f"rope.k{n}": [1] * 9 for n in range(20)}, "rope.dimension_sections": [1, 2, 3]})
+    read: list[str] = []
+    content = _Header.content
+
+    def noted(header: _Header, found: Any, what: str, most: int = 1) -> Any:
+        read.append(what)
+        return content(header, found, what, most)
+
+    monkeypatch.setattr(_Header, "content", noted)
+    with pytest.raises(ConfigError, match=r"llama[.]rope[.]k0: not understood; known are "):
+        RopeConfig.from_gguf(file)
+    assert not any("rope" in name for name in read)
 
 
 def test_unreadable_files(file: Path) -> None:

@@ -51,6 +51,63 @@ def test_default_theta_is_the_model_type_s() -> None:
 def test_head_dim_before_the_quotient() -> None:
     assert RopeConfig.from_hf({**LLAMA, "head_dim": 128}).n_dims == 128
     assert RopeConfig.from_hf({**LLAMA, "head_dim": None}).n_dims == 64
+    # A default of the model type counts where the key is absent, not where it is null.
+    assert RopeConfig.from_hf({**LLAMA, "model_type": "seed_oss"}).n_dims == 128
+    assert RopeConfig.from_hf({**LLAMA, "model_type": "seed_oss", "head_dim": None}).n_dims == 64
+
+
+@pytest.mark.parametrize("model_type", ["cohere2", "hyperclovax", "jais2"])
+def test_head_dim_of_model_types_without_a_default(model_type: str) -> None:
+    assert RopeConfig.from_hf({**LLAMA, "model_type": model_type}).n_dims == 64
+    assert RopeConfig.from_hf({**LLAMA, "model_type": model_type, "head_dim": 48}).n_dims == 48
+
+
+def test_nemotron_s_head() -> None:
+    sizes = {"model_type": "nemotron", "hidden_size": 18432, "num_attention_heads": 96}
+    assert RopeConfig.from_hf(sizes).n_dims == 96
+
+
+@pytest.mark.parametrize("named", [{}, {"position_embedding_type": None}, {"position_embedding_type": "nope"}])
+def test_granite_s_hybrid_has_rope_only_where_it_says_so(named: dict[str, Any]) -> None:
+    data = {**LLAMA, "model_type": "granitemoehybrid"}
+    assert RopeConfig.from_hf({**data, "position_embedding_type": "rope"}).n_dims == 64
+    with pytest.raises(ConfigError, match=r"position_embedding_type: got .*, model type 'granitemoehybrid' has RoPE"):
+        RopeConfig.from_hf({**data, **named})
+
+
+def test_no_base_is_no_rope() -> None:
+    with pytest.raises(ConfigError, match=r"^rope_theta: null, a model without a base has no RoPE"):
+        RopeConfig.from_hf({**LLAMA, "rope_theta": None})
+    with pytest.raises(ConfigError, match=r"^rope_parameters.rope_theta: null"):
+        RopeConfig.from_hf({**LLAMA, "rope_theta": 1e4, "rope_parameters": {"rope_theta": None}})
+
+
+def test_parameters_next_to_text_config() -> None:
+    text = {**LLAMA, "rope_theta": 5e5, "rope_scaling": LLAMA3}
+    config = RopeConfig.from_hf(text)
+    outer = {"model_type": "some_vl", "text_config": text}
+    # Older files have the same values in both places.
+    both = {**outer, "rope_theta": 5e5, "rope_scaling": dict(LLAMA3), "rope_parameters": {}}
+    assert RopeConfig.from_hf(both) == config
+    for key, value in {"rope_theta": 1e4, "rope_scaling": YARN, "rope_parameters": LLAMA3, "rotary_dim": 8}.items():
+        with pytest.raises(ConfigError, match=f"^{key}: text_config, the only part that transformers reads it in, has"):
+            RopeConfig.from_hf({**outer, key: value})
+
+
+def test_proportional_takes_the_model_type_s_share() -> None:
+    data = {**LLAMA, "model_type": "phi", "rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}
+    factors = RopeConfig.from_hf(data).freq_factors
+    assert factors is not None
+    assert factors[:16] == (1.0,) * 16
+    assert min(factors[16:]) > 1e20
+
+
+def test_phi3_s_original_length() -> None:
+    scaling = {"type": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+    data = {**LLAMA, "model_type": "phi3", "max_position_embeddings": 131072, "rope_scaling": scaling}
+    assert RopeConfig.from_hf(data, 4096).freq_factors == (1.0,) * 32
+    assert RopeConfig.from_hf(data, 4097).freq_factors == (2.0,) * 32
+    assert RopeConfig.from_hf(data, 1).attn_factor == pytest.approx(math.sqrt(1 + math.log(32) / math.log(4096)))
 
 
 def test_partial_rotary_factor_at_the_root_and_inside() -> None:

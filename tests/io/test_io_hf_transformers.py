@@ -134,6 +134,7 @@ def test_plain_yarn_is_said_in_ggml_s_words() -> None:
 # What a model type's default configuration needs to be one that can be read.
 _HEAD = {"head_dim": 128}
 ADJUST: dict[str, dict[str, Any]] = {
+    "granitemoehybrid": {"position_embedding_type": "rope"},
     "glm4_moe": _HEAD,
     "glm4v_moe_text": {**_HEAD, "rope_parameters": {"mrope_section": [8, 12, 12]}},
     "qwen2_vl_text": {"rope_parameters": {"mrope_section": [16, 24, 24]}},
@@ -184,6 +185,98 @@ def test_model_type_defaults(model_type: str) -> None:
         assert_same(
             RopeConfig.from_hf(data, layer_type=layer), inv_freq, attention, f"{model_type}, layer type {layer}"
         )
+
+
+def with_head(model_type: str, head: dict[str, Any]) -> dict[str, Any]:
+    """A file with heads of 384 / 4 elements unless it, or a default, says otherwise."""
+    adjusted = {key: value for key, value in ADJUST.get(model_type, {}).items() if key != "head_dim"}
+    given = {**SMALL, "hidden_size": 384, "num_attention_heads": 4, "num_hidden_layers": 2, **adjusted, **head}
+    params: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
+    if "global_head_dim" in (MODELS[model_type].full_head_dim or ()):
+        given["rope_parameters"] = {"full_attention": dict(params), "sliding_attention": params}
+    elif MODELS[model_type].theta is None:
+        given["rope_parameters"] = params
+    return copy.deepcopy(given)
+
+
+@pytest.mark.parametrize("head", [{}, {"head_dim": None}, {"head_dim": 48}], ids=["absent", "null", "given"])
+@pytest.mark.parametrize("model_type", sorted(name for name in set(MODELS) - OUTER - PLAIN if not MODELS[name].mla))
+def test_size_of_a_head(model_type: str, head: dict[str, Any]) -> None:
+    """With sizes that are nobody's defaults: a default of `head_dim`, or what follows from the other sizes."""
+    if model_type not in CONFIG_MAPPING_NAMES:
+        pytest.skip(f"transformers {transformers.__version__} has no {model_type}")
+    given = with_head(model_type, head)
+    two_kinds = MODELS[model_type].two_thetas or MODELS[model_type].full_head_dim
+    layer = "sliding_attention" if two_kinds else None
+    try:
+        hf = build(model_type, **copy.deepcopy(given))
+    except Exception:
+        assert head, given
+        pytest.skip(f"transformers refuses {head}")
+    inv_freq = dict(rotary(model_type, hf).named_buffers())["inv_freq" if layer is None else f"{layer}_inv_freq"]
+    pairs = inv_freq.shape[0]
+    data: dict[str, Any] = {"model_type": model_type, **given}
+    if "mrope_section" in data.get("rope_parameters", {}):
+        data["rope_parameters"]["mrope_section"] = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
+    assert RopeConfig.from_hf(data, layer_type=layer).n_dims == 2 * pairs, given
+
+
+PARTIAL = sorted(name for name, kind in MODELS.items() if kind.partial is not None and kind.mode != "imrope")
+
+
+@pytest.mark.parametrize("model_type", PARTIAL)
+def test_proportional_with_the_model_type_s_share(model_type: str) -> None:
+    given = {**SMALL, "rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}
+    given |= {"rotary_dim": 64} if MODELS[model_type].rotary_dim_key else {}
+    try:
+        module = rotary(model_type, build(model_type, **copy.deepcopy(given)))
+    except Exception:
+        pytest.skip("transformers refuses it")
+    if MODELS[model_type].mode == "mrope":
+        given["rope_parameters"]["mrope_section"] = [32, 16, 16]
+    config = RopeConfig.from_hf({"model_type": model_type, **given})
+    assert_same(config, module.inv_freq, module.attention_scaling, f"{model_type} {given}")
+
+
+@pytest.mark.parametrize("root", [{}, {"original_max_position_embeddings": 2048}])
+@pytest.mark.parametrize("inner", [{}, ORIGINAL])
+@pytest.mark.parametrize("model_type", sorted(name for name, kind in MODELS.items() if kind.original))
+def test_original_length_by_default(model_type: str, inner: dict[str, Any], root: dict[str, Any]) -> None:
+    """These model types have a length of their own at the root, which comes before that of the parameters."""
+    params = {"type": "longrope", "short_factor": SHORT, "long_factor": LONG, **inner}
+    given = {**SMALL, "rope_scaling": params, **root}
+    hf = build(model_type, **copy.deepcopy(given))
+    original = hf.rope_parameters["original_max_position_embeddings"]
+    assert original == root.get("original_max_position_embeddings", MODELS[model_type].original)
+    data = {"model_type": model_type, **given}
+    if inner:
+        with pytest.raises(ConfigError, match=f"8192 here, {original} at the root of the file or by default"):
+            RopeConfig.from_hf(data, 100)
+        return
+    for seq_len in (original, original + 1):
+        inv_freq, attention = ROPE_INIT_FUNCTIONS["longrope"](hf, seq_len=seq_len)
+        assert_same(RopeConfig.from_hf(data, seq_len), inv_freq, attention, f"{model_type} {root}, seq_len {seq_len}")
+
+
+@pytest.mark.parametrize("inner", ["qwen2_vl_text", "gemma3_text"])
+def test_parameters_next_to_text_config(inner: str) -> None:
+    """transformers reads those in text_config only; others at the root are refused, not skipped."""
+    text = {"model_type": inner, **SMALL, **_HEAD, **ADJUST.get(inner, {})}
+    plain = build(inner.removesuffix("_text"), text_config=copy.deepcopy(text)).text_config
+    for given in ({"rope_theta": 5e5}, {"rope_scaling": {"type": "linear", "factor": 4.0}}):
+        outer = {"model_type": inner.removesuffix("_text"), "text_config": text, **given}
+        hf = build(**copy.deepcopy(outer)).text_config
+        assert hf.rope_parameters == plain.rope_parameters
+        with pytest.raises(ConfigError, match=f"^{next(iter(given))}: text_config, the only part that"):
+            RopeConfig.from_hf(outer, layer_type="full_attention")
+
+
+def test_no_rope_without_a_base() -> None:
+    for given in ({"rope_theta": None}, {"rope_theta": 1e4, "rope_parameters": {"rope_theta": None}}):
+        hf = build("olmo_hybrid", **SMALL | {"num_hidden_layers": 2}, **copy.deepcopy(given))
+        assert hf.rope_parameters["rope_theta"] is None
+        with pytest.raises(ConfigError, match="rope_theta: null, a model without a base has no RoPE"):
+            RopeConfig.from_hf({"model_type": "olmo_hybrid", **SMALL, **given})
 
 
 @pytest.mark.parametrize("model_type", sorted(set(MODELS) - OUTER))

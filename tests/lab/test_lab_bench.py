@@ -20,7 +20,7 @@ from clrope.benchmark.workloads import select
 from clrope.device import child
 from clrope.device.child import ChildResult
 from clrope.lab import load
-from clrope.lab.lab_bench import OUR_PLAIN, bench_kernels
+from clrope.lab.lab_bench import OUR_PLAIN, bench_kernels, names_of
 from clrope.lab.lab_kernel import load_file
 
 ROTATION = "  y[i] = p * c - q * s;\n  y[j] = p * s + q * c;"
@@ -115,6 +115,19 @@ def made_up(kind: str, nanoseconds: int, moved: int = 1 << 20, device: str = "in
     entry = BenchmarkEntry(kind, kind, lambda i: None, lambda: None, bytes=moved, device=device)  # type: ignore[arg-type]
     entry.wall = [nanoseconds, nanoseconds + 2, nanoseconds * 40]
     return entry
+
+
+def test_names_are_text(tmp_path: Path) -> None:
+    files = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        path = tmp_path / folder / "k\udcff.cl"
+        try:
+            path.write_text("kernel void k(global float *x) {}")
+        except OSError:
+            pytest.skip("this file system takes text only")
+        files.append(load_file(str(path)))
+    assert names_of(files) == [r"k\xff.cl", r"k\xff.cl (2)"]
 
 
 def test_speeds_beyond_the_memory_are_refused() -> None:

@@ -105,6 +105,11 @@ FOREIGN = {
     "type": (broken(lambda r: r["workloads"][0].update(bytes_moved="9")), "workloads"),
     "no time": (broken(lambda r: r["workloads"][0]["entries"][0].pop("wall")), "a timed entry lacks wall"),
     "zero time": (broken(lambda r: r["workloads"][0]["entries"][0]["wall"].update(median=0)), "wall.median"),
+    "no bytes": (
+        broken(lambda r: r["workloads"][0]["entries"][0].update(bytes=0, name="rope numpy")),
+        "moves no bytes",
+    ),
+    "no tensors": (broken(lambda r: r["workloads"][0].update(tensors=[])), "tensors"),
     "stranger": (broken(lambda r: r["devices"].pop("intel")), "is of intel, no device"),
     "name": (broken(lambda r: r["workloads"][0].update(name="prefill")), "workloads"),
     "infinite": (broken(lambda r: r.update(seconds=float("inf"))), "got Infinity, numbers are finite"),
