@@ -143,6 +143,8 @@ def test_the_last_positions_of_32_and_64_bits() -> None:
     assert not position_rows([-(2**31), 2**31], NEOX, batch=1, seq=2).beyond_32_bits
     rows = position_rows([2**63 - 3], NEOX, batch=1, seq=3).rows
     np.testing.assert_array_equal(rows, [[2**63 - 3, 2**63 - 2, 2**63 - 1]])
+    last = np.full(3, 2**63 - 1, np.uint64)
+    assert position_rows(last, NEOX, batch=1, seq=3).rows.tolist() == [[2**63 - 1] * 3]
     with pytest.raises(ShapeError, match="with 4 tokens goes beyond 64-bit integers"):
         position_rows(2**63 - 3, NEOX, batch=1, seq=4)
 
@@ -158,6 +160,7 @@ def test_the_last_positions_of_32_and_64_bits() -> None:
         ([5, 9, -1], 2, None, (-1, 9)),
         ([[1, 2, 3], [4, 5, 9]], 2, None, (1, 9)),
         (np.zeros((0, 3), int), 0, None, None),
+        (np.zeros(0, int), 0, None, None),
     ],
 )
 def test_limits_without_rows(positions: Any, batch: int, first: int | None, limits: tuple[int, int] | None) -> None:
@@ -265,6 +268,7 @@ def test_text_in_section_modes_is_neox(device: clrope.DeviceInfo, mode: Any, rng
         ([7], NEOX, r"positions: got shape \[1\]"),
         (np.zeros((3, 2, 3), int), NEOX, r"positions: got shape \[3, 2, 3\]"),
         (np.zeros((4, 2, 2), int), SECTIONS, r"positions: got shape \[4, 2, 2\]"),
+        (np.zeros((4, 2, 4), int), SECTIONS, r"positions: got shape \[4, 2, 4\]"),
         (np.zeros((4, 1, 2), int), SECTIONS, r"positions: got shape \[4, 1, 2\]"),
         (np.zeros((1, 1, 3), int), NEOX, r"positions: got shape \[1, 1, 3\]"),
         (
@@ -360,6 +364,7 @@ def test_more_tokens_than_an_axis_has() -> None:
         ([[0, 5]], None, r"cu_seqlens: got shape \[1, 2\]"),
         ([[0, 0], [5, 5]], None, r"cu_seqlens: got shape \[2, 2\]"),
         ([1, 5], None, r"cu_seqlens: must ascend from 0 to the number of tokens 5, got 1 \.\.\. 5"),
+        ([-1, 5], None, r"cu_seqlens: must ascend from 0 to the number of tokens 5, got -1 \.\.\. 5"),
         ([0, 4], None, r"got 0 \.\.\. 4"),
         ([0, 4, 2, 5], None, r"got 0 \.\.\. 5 with a descent"),
         ([0.0, 5.0], None, "cu_seqlens: got dtype float64"),
