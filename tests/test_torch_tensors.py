@@ -232,8 +232,8 @@ def test_results_without_memory(device: clrope.DeviceInfo, known: bool, allowed:
     op = clrope.Rope(CONFIG, device)
     want = op(given, 3) if known else None
     with fake.FakeTensorMode(allow_non_fake_inputs=allowed):
-        with pytest.raises(ShapeError, match="^x: "):
+        with pytest.raises(ShapeError, match=r"^x: "):
             op(given, 3)
-        with pytest.raises(ShapeError, match="^x: "):
+        with pytest.raises(ShapeError, match=r"^x: "):
             op.plan(given, 3)
     assert want is None or (op(given, 3) == want).all()
