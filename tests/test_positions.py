@@ -170,6 +170,11 @@ def test_limits_without_rows(positions: Any, batch: int, first: int | None, limi
     assert limits == ((rows.min(), rows.max()) if rows.size else None)
 
 
+@pytest.mark.parametrize("seq", [1, 2, 4, 7, 8])
+def test_limits_by_the_number_of_tokens(seq: int) -> None:
+    assert given_positions(5, NEOX, batch=2, seq=seq).limits == (5, 4 + seq)
+
+
 def test_no_tokens_have_no_limits() -> None:
     given = given_positions(5, NEOX, batch=2, seq=0)
     assert (given.first, given.limits) == (5, None)
