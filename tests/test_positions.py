@@ -133,6 +133,7 @@ def test_what_forms_mean() -> None:
 
 def test_many_tokens_and_batches() -> None:
     assert position_rows(np.arange(1000), NEOX, batch=2, seq=1000).batch_stride == 0
+    assert position_rows(np.zeros((4, 1, 1000), int), SECTIONS, batch=2, seq=1000).count == 1000
     found = position_rows(np.arange(1000), NEOX, batch=1000, seq=3)
     assert (found.count, found.batch_stride) == (3000, 3)
     with pytest.raises(ShapeError, match=r"allowed here are an int, \[1000\], \[1000, 1000\]$"):
