@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-#: Columns where stdout is no terminal and COLUMNS is not set: no cell is folded.
+#: Columns where stdout is no terminal and COLUMNS is not set: no cell is folded. Fewer than the least hold no values.
 _UNLIMITED = 100_000
+_LEAST = 40
 _GAP = 2
 _MOST_LINES = 3
 _LONGEST_CELL = 2000
@@ -198,7 +199,7 @@ def _fits(columns: Sequence[Sequence[str]]) -> bool:
 
 
 def _width() -> int:
-    return shutil.get_terminal_size((_UNLIMITED, 0)).columns
+    return min(max(shutil.get_terminal_size((_UNLIMITED, 0)).columns, _LEAST), _UNLIMITED)
 
 
 def _print(table: Table) -> None:
@@ -213,7 +214,10 @@ def _console(stream: TextIO, width: int | None = None) -> Console:
     from rich.console import Console
 
     terminal = stream.isatty()
+    # rich ends in a ValueError for digits that are no number; it asks the terminal itself.
+    variables = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES")}
     return Console(
         file=cast(TextIO, Styled(stream)), width=width, highlight=False, force_terminal=terminal,
         color_system="auto" if terminal and not os.environ.get("NO_COLOR") else None,
+        _environ=variables,
     )  # fmt: skip

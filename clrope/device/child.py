@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -75,9 +76,10 @@ def available() -> bool:
 def time_limit() -> float:
     """Return the seconds that a child may take: `CLROPE_PROBE_TIMEOUT`, default 60."""
     try:
-        return max(1.0, float(os.environ["CLROPE_PROBE_TIMEOUT"]))
+        seconds = float(os.environ["CLROPE_PROBE_TIMEOUT"])
     except (KeyError, ValueError):
         return 60.0
+    return max(1.0, seconds) if math.isfinite(seconds) else 60.0
 
 
 def command(code: str, *arguments: str) -> list[str]:

@@ -172,3 +172,22 @@ def test_what_a_child_wrote_last_is_heard(tmp_path: Path, monkeypatch: pytest.Mo
     result = child.run({}, module="writing", heard=heard.append)
     assert result.outcome == "ok"
     assert [entry["number"] for entry in heard if "number" in entry] == [*range(9)]
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ("90", 90),
+        ("1e9", 1e9),
+        ("0", 1),
+        ("-5", 1),
+        ("nan", 60),
+        ("inf", 60),
+        ("-inf", 60),
+        ("9" * 5000, 60),
+        ("x", 60),
+    ],
+)
+def test_only_a_finite_number_is_a_time_limit(given: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLROPE_PROBE_TIMEOUT", given)
+    assert child.time_limit() == seconds
