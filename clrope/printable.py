@@ -11,3 +11,13 @@ _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 def printable(text: str) -> str:
     r"""Return the text with an escape such as `\x1b`, as `repr` writes it, for each character that cannot be shown."""
     return _HIDDEN.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def one_line(text: object) -> str:
+    r"""Return printable text with `\n` for each newline: names and reasons make no lines of their own."""
+    return printable(str(text)).replace("\n", r"\n")
+
+
+def message_text(text: object) -> str:
+    r"""Return printable text with `\n` for newlines, but for those before two blanks, as in this package's messages."""
+    return re.sub(r"\n(?!  )", r"\\n", printable(str(text)))

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from clrope.printable import printable
+from clrope.printable import message_text, one_line, printable
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,11 @@ from clrope.printable import printable
 )
 def test_what_cannot_be_shown_is_an_escape(text, shown):
     assert printable(text) == shown
+
+
+def test_newlines_in_lines():
+    assert one_line("a\n  b\r\n\x1b") == r"a\n  b\r\n\x1b"
+    assert message_text("a\n  b\nc\n d\x1b") == "a\n  b" + r"\nc\n d\x1b"
 
 
 @pytest.mark.one_in(4)

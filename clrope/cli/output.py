@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from ..errors import ConfigError, RopeError
 from ..output_file import write_file
-from ..printable import printable
+from ..printable import message_text, one_line
 from .streams import Styled
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     cells = [[_cell(cell) for cell in row] for row in rows]
     heads = [column.lstrip("#") for column in columns]
     if title:
-        print(f"\n{title}")
+        print()
+        print_line(title)
     if not _fits(list(zip(heads, *cells, strict=True))):
         for number, row in enumerate(cells):
             if number:
@@ -76,8 +77,18 @@ def print_fields(fields: Iterable[tuple[str, object]]) -> None:
 
 def _cell(value: object) -> str:
     """Return the text of a cell; rich takes minutes for one of a million characters."""
-    text = printable(str(value))
+    text = one_line(value)
     return text if len(text) <= _LONGEST_CELL else f"{text[:_LONGEST_CELL]}... ({len(text)} characters)"
+
+
+def print_line(text: object, file: TextIO | None = None) -> None:
+    """Print one line, whatever names of files and devices it holds."""
+    print(one_line(text), file=file)
+
+
+def print_message(text: object, file: TextIO | None = None) -> None:
+    """Print an error or a reason, which may have lines of its own; see `message_text`."""
+    print(message_text(text), file=file)
 
 
 def print_json(data: Any) -> None:

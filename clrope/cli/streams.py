@@ -10,7 +10,8 @@ import warnings
 from io import TextIOWrapper
 from typing import Any, TextIO
 
-from ..printable import printable
+from ..errors import CacheWarning
+from ..printable import one_line, printable
 
 #: ASCII for characters of this package's own texts.
 _ASCII = {"µ": "u", "×": "x", "–": "-", "π": "pi", "±": "+-", "…": "..."}
@@ -83,7 +84,8 @@ def _open_closed_streams() -> None:
 
 
 def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"clrope: warning: {message}", file=sys.stderr)
+    text = one_line(message) if isinstance(message, CacheWarning) else message  # others may hold a compiler's output
+    print(f"clrope: warning: {text}", file=sys.stderr)
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
