@@ -16,7 +16,7 @@ from ..environ import variable
 from ..errors import BuildError, RopeError
 from ..interrupt import leave
 from ..printable import message_text
-from .streams import discard
+from .streams import OutputError, discard
 
 #: What was checked is wrong.
 WRONG = 1
@@ -110,6 +110,9 @@ def ending() -> Iterator[None]:
     except BrokenPipeError as error:
         discard(sys.stdout)
         raise SystemExit(CLOSED_PIPE) from error
+    except OutputError as error:
+        discard(sys.stdout)
+        _end(str(error), UNUSABLE, error)
     except RopeError as error:
         _end(error_text(error), WRONG if isinstance(error, BuildError) else UNUSABLE, error)
     except MemoryError as error:

@@ -127,3 +127,15 @@ def test_an_error_that_nobody_can_read_keeps_its_exit_code(words: list[str], cod
     with open("/dev/full", "w", encoding="utf-8") as full:
         assert process(*words, stderr=full).returncode == code
         assert process("--version", stdout=full, stderr=full).returncode == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    "words",
+    [["--version"], ["--help"], ["config", "-h"], ["config", "llama-3-8b"], ["config", "llama-3-8b", "--json"]],
+    ids=" ".join,
+)
+def test_an_output_that_cannot_be_written_is_named(words: list[str], process: Call) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = process(*words, stdout=full)
+    assert (done.returncode, done.stderr) == (2, "clrope: stdout: cannot be written (No space left on device)\n")
