@@ -83,11 +83,23 @@ def time_limit() -> float:
 
 
 def command(code: str, *arguments: str) -> list[str]:
-    """Return the command of a child that runs Python code with this process's sys.path, and ends with it on Linux."""
+    """Return the command of a child that runs Python code with this process's sys.path, and ends with it on Linux.
+
+    What this process was told not to run (`python -I`, `-s`, ...), its children do not run either.
+    """
     here = _current_directory()
     # With a name for the current directory; without it where that was deleted.
     packages = "\n".join(path or here for path in sys.path if path or here)
-    return [sys.executable, "-c", f"{_BOOT}\n{code}", packages, *arguments]
+    flags = sys.flags
+    kept = {"-I": flags.isolated, "-E": flags.ignore_environment, "-s": flags.no_user_site, "-S": flags.no_site}
+    return [
+        sys.executable,
+        *(flag for flag, given in kept.items() if given),
+        "-c",
+        f"{_BOOT}\n{code}",
+        packages,
+        *arguments,
+    ]
 
 
 def program_command(*words: str) -> list[str]:

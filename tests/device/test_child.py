@@ -130,6 +130,21 @@ def test_no_code_of_the_current_directory_is_run(what: str, tmp_path: Path) -> N
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 
 
+@pytest.mark.parametrize("flag", ["-I", "-E", "-s", "-S"])
+def test_a_child_is_as_isolated_as_its_parent(flag: str, tmp_path: Path) -> None:
+    (tmp_path / "flagged.py").write_text(
+        "import sys\nfrom clrope.device import child\n"
+        "def main():\n    child.serve(lambda job, write: {'flags': list(sys.flags)})\n"
+    )
+    paths = [str(tmp_path), *filter(None, sys.path), str(Path(child.__file__).parents[2])]
+    text = (
+        f"import sys; sys.path[:0] = {paths}; from clrope.device import child\n"
+        "assert child.run({}, module='flagged').answer == {'flags': list(sys.flags)}"
+    )
+    done = subprocess.run([sys.executable, flag, "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_job_of_any_size_reaches_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "counting.py").write_text(
