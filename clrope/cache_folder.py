@@ -49,12 +49,41 @@ def _wanted_dir() -> Path:
     given = os.environ.get("CLROPE_CACHE_DIR")
     if given:
         wanted = os.path.expanduser(given)  # leaves the name of an unknown user as it is
+        if Path(wanted).parts[:1] == ("~",):
+            return _temporary_instead("clrope")
         with contextlib.suppress(OSError):  # relative to a folder that was deleted
             wanted = os.path.abspath(wanted)
         return Path(wanted)
+    return user_cache_dir("clrope")
+
+
+def user_cache_dir(program: str) -> Path:
+    """Return the user's cache directory of a program; a temporary one where the home directory is unknown."""
+    return _known_cache_dir(program) or _temporary_instead(program)
+
+
+def knows_home() -> bool:
+    """Whether the user's home directory is known: not in some containers."""
+    return _known_cache_dir("clrope") is not None
+
+
+def _known_cache_dir(program: str) -> Path | None:
     import platformdirs  # here, because importing this package must stay cheap
 
-    return Path(platformdirs.user_cache_dir("clrope", appauthor=False))
+    try:
+        path = Path(platformdirs.user_cache_dir(program, appauthor=False))
+    except (RuntimeError, KeyError):
+        return None
+    # Older platformdirs return one relative to the current directory, which may be anybody's.
+    return path if path.is_absolute() else None
+
+
+def _temporary_instead(program: str) -> Path:
+    warn_once(
+        "the home directory is unknown, and nothing is remembered there: "
+        "set HOME, or CLROPE_CACHE_DIR and POCL_CACHE_DIR to absolute paths"
+    )
+    return temporary_dir() / program
 
 
 def _make(path: Path) -> str:

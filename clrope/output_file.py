@@ -48,12 +48,11 @@ def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             raise PermissionError(0, "no permission to write to it")
         start = f".clrope-{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:12]}-"
         _remove_leftovers(target.parent, start)
-        temporary = target.with_name(f"{start}{os.urandom(4).hex()}.part")
+        file, temporary = _new_file(target.parent, start)
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from error
     try:
-        with open(temporary, "xb") as file:
-            _lock(file)
+        with file:
             write(file)
             file.flush()  # before the old file goes: the disk may be full
             if before:
@@ -73,6 +72,25 @@ def _unwritable(path: Path, error: Exception) -> RopeError:
     return RopeError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})")
 
 
+def _new_file(folder: Path, start: str) -> tuple[IO[bytes], Path]:
+    """Return a new file that this process holds, and its name.
+
+    Before it is held another process may take it for a leftover and remove it; then the next one is tried.
+    """
+    while True:
+        path = folder / f"{start}{os.urandom(4).hex()}.part"
+        file = open(path, "xb")  # noqa: SIM115
+        try:
+            if _lock(file) is not False and path.exists():
+                return file, path
+        except BaseException:
+            file.close()
+            _discard(path)
+            raise
+        file.close()
+        _discard(path)
+
+
 def _remove_leftovers(folder: Path, start: str) -> None:
     for leftover in folder.glob(f"{start}*.part"):
         with contextlib.suppress(OSError), open(leftover, "r+b") as file:
@@ -80,14 +98,16 @@ def _remove_leftovers(folder: Path, start: str) -> None:
                 leftover.unlink()
 
 
-def _lock(file: IO[bytes]) -> bool:
-    """Hold a file until it is closed; False if another process does, or if the system cannot tell."""
+def _lock(file: IO[bytes]) -> bool | None:
+    """Hold a file until it is closed; False if another process does, None if the system cannot tell."""
     try:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (ImportError, OSError):
+    except BlockingIOError:
         return False
+    except (ImportError, OSError):
+        return None
     return True
 
 

@@ -17,3 +17,13 @@ def printable(text: str) -> str:
 def of_name(text: str) -> str:
     r"""Return a text of the system, such as a file's name, with `\xff` for each byte of it that is no text."""
     return os.fsencode(text).decode("utf-8", "backslashreplace")
+
+
+def one_line(text: object) -> str:
+    r"""Return printable text with `\n` for each newline: names and reasons make no lines of their own."""
+    return printable(str(text)).replace("\n", r"\n")
+
+
+def message_text(text: object) -> str:
+    r"""Return printable text with `\n` for newlines, but for those before two blanks, as in this package's messages."""
+    return re.sub(r"\n(?!  )", r"\\n", printable(str(text)))

@@ -9,10 +9,20 @@ import sys
 import tempfile
 from pathlib import Path
 
+import platformdirs
 import pytest
 
 from clrope import cache_folder
-from clrope.cache_folder import cache_dir, distrust, subfolder, temporary_files, warn_once, write_atomically
+from clrope.cache_folder import (
+    cache_dir,
+    distrust,
+    subfolder,
+    temporary_dir,
+    temporary_files,
+    warn_once,
+    write_atomically,
+)
+from clrope.device.pocl import cache_environment
 from clrope.errors import CacheWarning, RopeError
 from clrope.store import Store
 
@@ -90,6 +100,31 @@ def test_a_directory_that_cannot_be_made(cache: Path, name: str, monkeypatch: py
     elif "\0" not in name:
         with pytest.warns(CacheWarning):
             assert not str(cache_dir()).startswith(str(cache))
+
+
+@pytest.mark.parametrize("home", [RuntimeError("no home"), KeyError(12345), "~/.cache/clrope", "CLROPE_CACHE_DIR"])
+def test_an_unknown_home_costs_one_warning(home: Exception | str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing below the current directory is used: it may be anybody's."""
+
+    def user_cache_dir(*_: object, **__: object) -> str:
+        if isinstance(home, Exception):
+            raise home
+        return home
+
+    cache.mkdir(mode=0o700)
+    monkeypatch.chdir(cache)
+    monkeypatch.setattr(platformdirs, "user_cache_dir", user_cache_dir)
+    if home == "CLROPE_CACHE_DIR":
+        monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+        monkeypatch.setenv("CLROPE_CACHE_DIR", "~/cache")
+    else:
+        monkeypatch.delenv("CLROPE_CACHE_DIR")
+    monkeypatch.delenv("POCL_CACHE_DIR", raising=False)
+    with pytest.warns(CacheWarning, match="^the home directory is unknown, and nothing is remembered"):
+        assert cache_dir() == temporary_dir() / "clrope"
+    Store("things", dict).put("a", {"b": 1})  # a second warning would be an error
+    assert cache_environment("haswell") == {"POCL_CACHE_DIR": str(temporary_dir() / "pocl" / "clrope-haswell")}
+    assert not list(cache.iterdir())
 
 
 def test_temporary_files_go(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

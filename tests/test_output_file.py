@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -113,6 +114,50 @@ def test_no_part_of_a_new_kernel_stays(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(RopeError, match=r"mine\.cl: cannot be written \(No space left on device\)"):
         write_new("mine", "simple")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no locks of this kind")
+@pytest.mark.parametrize("moment", ["removed", "about to be removed"])
+def test_another_writer_takes_a_new_file_for_a_leftover(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks between the file's creation and its lock; this writer then writes another one."""
+    real = output_file._lock
+    others: list[IO[bytes]] = []
+
+    def late(file: IO[bytes]) -> bool | None:
+        if not others:
+            (new,) = tmp_path.glob(".clrope-*.part")
+            others.append(open(new, "r+b"))  # noqa: SIM115
+            assert real(others[0])
+            if moment == "removed":
+                new.unlink()
+                others[0].close()
+        return real(file)
+
+    monkeypatch.setattr(output_file, "_lock", late)
+    write_file(tmp_path / "a", "new")
+    others[0].close()
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a", "new")]
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no locks of this kind")
+def test_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\nfrom clrope.output_file import write_file\n"
+        "sys.stdin.read(1)\nfor _ in range(300): write_file(sys.argv[1], 'x' * 1000)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "a")]
+    writers = [subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(4)]
+    for writer in writers:
+        assert writer.stdin
+        writer.stdin.close()
+    for writer in writers:
+        assert writer.stderr
+        assert (writer.stderr.read(), writer.wait()) == (b"", 0)
+        writer.stderr.close()
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a", "x" * 1000)]
 
 
 def run_in_a_deleted_directory(code: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from clrope.printable import of_name, printable
+from clrope.printable import message_text, of_name, one_line, printable
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,11 @@ def test_what_cannot_be_shown_is_an_escape(text, shown):
 def test_bytes_of_a_name_that_are_no_text():
     assert of_name("k\udcff.cl") == r"k\xff.cl"
     assert of_name("漢 \\xff") == "漢 \\xff"
+
+
+def test_newlines_in_lines():
+    assert one_line("a\n  b\r\n\x1b") == r"a\n  b\r\n\x1b"
+    assert message_text("a\n  b\nc\n d\x1b") == "a\n  b" + r"\nc\n d\x1b"
 
 
 @pytest.mark.one_in(4)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..cache_folder import temporary_files
 from ..device import DeviceInfo
+from ..device.child import program_command
 from ..device.icd import make_plan
 
 #: Seconds for one device. On a CPU it takes 5 to 15.
@@ -25,7 +26,8 @@ def clpeak_version() -> str | None:
     if program is None:
         return None
     try:
-        told = subprocess.run([program, "-v"], capture_output=True, text=True, timeout=10, check=False).stdout
+        command = program_command(program, "-v")
+        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
     found = re.search(r"(?<!\d)\d+(\.\d+)+", told)
@@ -46,7 +48,7 @@ def clpeak(device: DeviceInfo, limit_s: float = LIMIT_S) -> dict[str, Any]:
     with temporary_files({}) as folder, plan.only(*own).environment() as changes:
         told = folder / "clpeak.xml"
         variables: dict[str, str | None] = {**os.environ, **(changes if own else {})}
-        command = ["clpeak", "-d", str(device.device_index), "--global-bandwidth", "-f", os.fspath(told)]
+        command = program_command("clpeak", "-d", str(device.device_index), "--global-bandwidth", "-f", os.fspath(told))
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, errors="replace", timeout=limit_s, check=False,

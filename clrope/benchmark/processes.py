@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from ..device import child
 from .samples import stats
 
 #: The first call: interpreter, imports, device, kernels from the drivers' caches, a tensor there and back.
 _FIRST = """
 import time
 begun = time.perf_counter()
-import sys
-sys.path[:0] = [sys.argv[1]]
 import numpy as np
 x = np.full((1, 512, 32, 128), 0.5, np.float16)
 import clrope
 imported = time.perf_counter()
-y = clrope.rope(x, 1, mode="neox", device=sys.argv[2])
+y = clrope.rope(x, 1, mode="neox", device=sys.argv[1])
 ended = time.perf_counter()
 assert y.shape == x.shape and 0.49 < float(np.sqrt((y[0, 7].astype(np.float64) ** 2).mean())) < 0.51
 import json
@@ -31,8 +28,6 @@ print(json.dumps({"inside": ended - begun, "imports": imported - begun}))
 
 #: Peak of resident memory over a call with a new result, after calls that made the kernels and tables.
 _MEMORY = """
-import sys
-sys.path[:0] = [sys.argv[1]]
 import json
 import numpy as np
 import clrope
@@ -45,11 +40,11 @@ def status(name):
 x = np.full((1, 4096, 32, 128), 0.5, np.float32)
 given = np.zeros_like(x)
 for _ in range(2):
-    y = clrope.rope(x, 1, mode="neox", out=given, device=sys.argv[2])
+    y = clrope.rope(x, 1, mode="neox", out=given, device=sys.argv[1])
     assert y is given and abs(float(np.sqrt((y[0, 7].astype(np.float64) ** 2).mean())) - 0.5) < 1e-3
 open("/proc/self/clear_refs", "w").write("5")
 before = status("VmRSS")
-y = clrope.rope(x, 1, mode="neox", device=sys.argv[2])
+y = clrope.rope(x, 1, mode="neox", device=sys.argv[1])
 extra = status("VmHWM") - before
 assert np.array_equal(y, given)
 print(json.dumps({"output": y.nbytes, "extra": extra}))
@@ -85,8 +80,7 @@ def peak_memory(selector: str, label: str) -> dict[str, Any]:
 
 
 def _child(code: str, selector: str) -> dict[str, Any]:
-    root = os.fspath(Path(__file__).resolve().parents[2])
-    command = [sys.executable, "-c", code, root, selector]
+    command = child.command(code, selector)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

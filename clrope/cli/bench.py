@@ -16,7 +16,16 @@ from ..device.select import ALIASES
 from ..errors import ConfigError, DeviceError
 from .exit_code import WRONG
 from .options import Devices, JsonFile, Quiet, Scheduler, Seed, Types, checked_types, flag, healthy_devices, value
-from .output import bytes_text, check_folders, check_places, print_fields, print_table, write_text
+from .output import (
+    bytes_text,
+    check_folders,
+    check_places,
+    print_fields,
+    print_line,
+    print_message,
+    print_table,
+    write_text,
+)
 from .report_command import print_tables
 
 if TYPE_CHECKING:
@@ -247,7 +256,7 @@ def _tell_what_is_kept(run: BenchRun, json_file: str | None, in_steps: bool) -> 
         _print_closing(result, json_file)
     text = f"not measured: {', '.join(run.missing)}"
     more = f"; clrope bench --resume {json_file} goes on" if in_steps else ""
-    print(f"clrope: {text}{more}", file=sys.stderr)
+    print_line(f"clrope: {text}{more}", file=sys.stderr)
 
 
 def _print_closing(result: dict[str, Any], json_file: str | None, page: str | None = None) -> None:
@@ -271,7 +280,7 @@ def _page(json_file: str | None, html: str | None) -> str | None:
     except ConfigError as error:
         if html is not None:
             raise
-        print(f"clrope: no page: {error}", file=sys.stderr)
+        print_message(f"clrope: no page: {error}", file=sys.stderr)
         return None
 
 

@@ -8,7 +8,7 @@ from ..device import DeviceInfo, device, devices
 from ..device.select import INSTALL_HINT
 from ..errors import DeviceError
 from .options import AsJson, Devices, Quiet, flag
-from .output import bytes_text, print_fields, print_json, print_table
+from .output import bytes_text, print_fields, print_json, print_line, print_table
 
 
 def list_devices(
@@ -76,8 +76,8 @@ def _explain_health(found: list[DeviceInfo], quiet: bool) -> None:
     """Print the remarks and the reasons for a device that is not healthy."""
     for d in found:
         for note in () if quiet else d.notes:
-            print(f"{d}: {note}")
+            print_line(f"{d}: {note}")
         if d.health.reason:
-            print(f"{d}: {d.health.reason}")
+            print_line(f"{d}: {d.health.reason}")
         if d.health.hint:
             print(f"  what to do: {d.health.hint}")

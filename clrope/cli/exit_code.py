@@ -15,7 +15,8 @@ from typing import NoReturn
 from ..environ import variable
 from ..errors import BuildError, RopeError
 from ..interrupt import leave
-from .streams import discard
+from ..printable import message_text
+from .streams import OutputError, discard
 
 #: What was checked is wrong.
 WRONG = 1
@@ -109,8 +110,11 @@ def ending() -> Iterator[None]:
     except BrokenPipeError as error:
         discard(sys.stdout)
         raise SystemExit(CLOSED_PIPE) from error
+    except OutputError as error:
+        discard(sys.stdout)
+        _end(str(error), UNUSABLE, error)
     except RopeError as error:
-        _end(str(error), WRONG if isinstance(error, BuildError) else UNUSABLE, error)
+        _end(error_text(error), WRONG if isinstance(error, BuildError) else UNUSABLE, error)
     except MemoryError as error:
         _end("not enough memory (CLROPE_TRACEBACK=1 shows where)", UNUSABLE, error)
     except Exception as error:
@@ -118,6 +122,11 @@ def ending() -> Iterator[None]:
             discard(sys.stdout)
         text = " ".join(str(error).split()) or "no message"
         _end(f"{type(error).__name__}: {text} (CLROPE_TRACEBACK=1 shows where)", UNUSABLE, error)
+
+
+def error_text(error: RopeError) -> str:
+    """Return what is printed of an error: several lines only where it has them itself, not from a name in it."""
+    return str(error) if isinstance(error, BuildError) else message_text(error)
 
 
 def _end(message: str, code: int, error: BaseException) -> NoReturn:

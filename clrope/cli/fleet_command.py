@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from ..printable import printable
+from ..printable import one_line
 from .exit_code import WRONG
-from .output import print_table, progress_bar, write_text
+from .output import print_line, print_message, print_table, progress_bar, write_text
 
 if TYPE_CHECKING:
     from ..benchmark.measure import Options
@@ -77,7 +77,7 @@ def _run(scheduler: str, task: FleetTask, json_file: str | None, quiet: bool) ->
 
         def say(text: str) -> None:
             if not quiet:
-                bar.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+                bar.console.print(one_line(text), markup=False, highlight=False, soft_wrap=True)
 
         def progress(done: int, total: int) -> None:
             bar.update(drawn, completed=done, total=total or None)
@@ -121,12 +121,12 @@ def _print(result: FleetResult) -> None:
         same = result.bits.compared - len(result.bits.different)
         print(f"bit-identical: {same}/{result.bits.compared} cases between {len(result.results)} devices")
         for line in result.bits.different[:_MOST_LINES]:
-            print(f"bits differ: {line}")
+            print_line(f"bits differ: {line}")
     for worker in result.workers:
         if worker.status == "ok" and worker.reason:
-            print(f"{worker.worker}, {worker.device}: {worker.reason}")
+            print_message(f"{worker.worker}, {worker.device}: {worker.reason}")
     for failure in result.failures:
-        print(f"FAIL: {failure}")
+        print_message(f"FAIL: {failure}")
 
 
 def _speeds(result: FleetResult) -> list[list[Any]]:

@@ -16,7 +16,7 @@ from ..layout import DTYPES
 from .config_options import named_array, takes_config
 from .exit_code import WRONG
 from .options import AsJson, Layout, Quiet, value
-from .output import names_text, print_json, print_table
+from .output import names_text, print_json, print_line, print_table
 from .positions_option import POSITIONS_HELP, read_positions
 
 Array = npt.NDArray[Any]
@@ -73,9 +73,10 @@ def _print(name: str, x: Array, report: Identification, quiet: bool) -> None:
         if rows:
             print_table(title, ["convention", "angles", "#NMSE", "#limit", "fits"], rows)
         else:
-            print(f"\n{title}")
+            print()
+            print_line(title)
         print()
-    print(f"{name}: {report.sentence}" if quiet else report.sentence)
+    print_line(f"{name}: {report.sentence}" if quiet else report.sentence)
 
 
 def _pairs(before: str, after: str) -> list[tuple[str, Array, Array]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from .exit_code import UNUSABLE, WRONG
-from .output import print_table, progress_bar, write_text
+from .output import print_line, print_message, print_table, progress_bar, write_text
 
 if TYPE_CHECKING:
     from ..lab.lab_bench import SpeedReport
@@ -58,11 +58,11 @@ def _print(report: SpeedReport) -> None:
         columns = ["workload", "kernel", "#GB/s", "#of the best copy", "#of clrope", "#us a call", "verdict"]
         print_table(f"Speed on {report.target.name}", columns, rows)
     for line in dict.fromkeys(reasons):
-        print(f"  {line}")
+        print_line(f"  {line}")
     for name, reason in report.ended.items():
-        print(f"  {name}: {reason}")
+        print_line(f"  {name}: {reason}")
     if report.problem:
-        print(f"not measured: {report.target.name}: {report.problem}")
+        print_message(f"not measured: {report.target.name}: {report.problem}")
 
 
 def rows_of(record: dict[str, Any]) -> Iterator[tuple[list[str], str]]:

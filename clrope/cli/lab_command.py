@@ -10,7 +10,7 @@ from ..errors import ConfigError, RopeError
 from .exit_code import UNUSABLE, WRONG
 from .lab_view import LabView, write_report
 from .options import Devices, JsonFile, Quiet, Seed, flag, value
-from .output import check_places, progress_bar
+from .output import check_places, print_line, progress_bar
 
 if TYPE_CHECKING:
     from ..lab.lab_kernel import LabFile
@@ -118,7 +118,7 @@ def check_kernel(
             raise ConfigError(f"KERNEL: got {path!r} together with --new, which checks none")
         from ..lab.new_kernel import write_new
 
-        print(f"{write_new(new, like)} is written; `clrope lab` checks it")
+        print_line(f"{write_new(new, like)} is written; `clrope lab` checks it")
         return
     if not path:
         raise ConfigError("KERNEL: not given; a kernel file is needed, or --new NAME")

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from .exit_code import UNUSABLE, WRONG
-from .output import print_fields, progress_bar, write_text
+from .output import print_fields, print_line, progress_bar, write_text
 
 if TYPE_CHECKING:
     from ..lab.counters import CallCounts
@@ -35,13 +35,13 @@ def count_traffic(
         }  # fmt: skip
         write_text(json_file, json.dumps(data, indent=1, allow_nan=False) + "\n")
     if json_file != "-":
-        print(f"{file.path}: {signature.name} in Oclgrind")
+        print_line(f"{file.path}: {signature.name} in Oclgrind")
         for counted in report.calls:
             _print(counted)
         if not report.calls:
             print("  no call that the kernel can express was counted")
             for reason in dict.fromkeys(report.not_expressible.values()):
-                print(f"    {reason}")
+                print_line(f"    {reason}")
     if not report.ok:
         wrong = any(not c.problem and not c.right for c in report.calls)
         raise SystemExit(WRONG if wrong else UNUSABLE)
@@ -66,4 +66,4 @@ def _print(counted: CallCounts) -> None:
     fields.append(("  instructions", f"{c.instructions / counted.elements:.1f} an element"))
     print_fields(fields)
     for remark in counted.remarks:
-        print(f"  {remark}")
+        print_line(f"  {remark}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from .exit_code import UNUSABLE, WRONG
-from .output import bytes_text, print_fields, progress_bar, write_text
+from .output import bytes_text, print_fields, print_line, progress_bar, write_text
 
 if TYPE_CHECKING:
     from ..lab.lab_kernel import LabFile
@@ -38,7 +38,8 @@ def check_on_machine(
                 "devices": [r.to_dict() for r in reports]}  # fmt: skip
         write_text(json_file, json.dumps(data, indent=1, allow_nan=False) + "\n")
     if json_file != "-":
-        print(f"{file.path} on the machine {wanted.name}\n  {call}")
+        print_line(f"{file.path} on the machine {wanted.name}")
+        print_line(f"  {call}")
         for report in reports:
             _print(report)
         if not quiet and any(r.prediction for r in reports):
@@ -79,6 +80,6 @@ def _print(report: NpuReport) -> None:
     print_fields(fields)
     for refusal in report.refusals:
         times = f" ({refusal.count} times)" if refusal.count > 1 else ""
-        print(f"  refused, {refusal.rule}: {refusal.message}{times}")
+        print_line(f"  refused, {refusal.rule}: {refusal.message}{times}")
     for text in report.not_checkable:
-        print(f"  not checkable: {text}")
+        print_line(f"  not checkable: {text}")

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from .exit_code import UNUSABLE, WRONG
-from .output import progress_bar, write_text
+from .output import print_line, progress_bar, write_text
 
 if TYPE_CHECKING:
     from ..lab.lab_kernel import LabFile
@@ -37,7 +37,7 @@ def find_races(
         }  # fmt: skip
         write_text(json_file, json.dumps(data, indent=1) + "\n")
     if json_file != "-":
-        print(f"{file.path}: {report.ran} cases of {signature.name} in Oclgrind")
+        print_line(f"{file.path}: {report.ran} cases of {signature.name} in Oclgrind")
         for finding in report.findings:
             print(f"  {'waived: ' if finding.waived else ''}{finding}")
         for case, o in wrong[:3]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from .exit_code import UNUSABLE, WRONG
-from .output import print_json, print_table, progress_bar
+from .output import print_json, print_line, print_message, print_table, progress_bar
 
 if TYPE_CHECKING:
     from ..lab.lab_tune import LabTuneReport
@@ -68,12 +68,13 @@ def _print(report: LabTuneReport, path: str) -> None:
         columns = ["parameters", "#of the best copy", *(f"#{n}" for n in names), "remark"]
         print_table(f"Tuned on {report.target.name}", columns, rows)
     if report.left:
-        print(f"not tried, the time was over: {'; '.join(report.left)}")
+        print_line(f"not tried, the time was over: {'; '.join(report.left)}")
     if report.problem:
-        print(f"not tuned: {report.target.name}: {report.problem}")
+        print_message(f"not tuned: {report.target.name}: {report.problem}")
     best = report.best
     if best is not None:
         first = report.tried[0]
         gain = f", {best.speed / first.speed:.2f} times {first.name}" if first.final and best is not first else ""
         options = " ".join(f"--option=-D{name}={value}" for name, value in best.setting.items())
-        print(f"fastest: {best.name}{gain}\n  clrope lab {path} {options}")
+        print_line(f"fastest: {best.name}{gain}")
+        print_line(f"  clrope lab {path} {options}")

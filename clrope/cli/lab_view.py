@@ -6,7 +6,8 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from .output import print_table, write_text
+from ..printable import one_line
+from .output import print_line, print_message, print_table, write_text
 from .streams import clear_bar
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ class LabView:
     def begin(self, run: LabRun) -> None:
         """Say what will be run."""
         if not (self._quiet or self._silent):
-            print(f"{run.file.path}: contract {run.file.contract.name}\n  {run.signature}")
+            print_line(f"{run.file.path}: contract {run.file.contract.name}")
+            print_line(f"  {run.signature}")
             print(f"seed {run.seed}; suites: {', '.join(run.suites)}; {len(run.cases)} cases", flush=True)
 
     def start(self, target: Target, cases: int) -> None:
@@ -73,14 +75,17 @@ def _print_verdicts(report: LabReport) -> None:
         columns = ["device", "suite", "verdict", "#right", "#wrong", "#not expressible", "#time"]
         print_table("Verdicts", columns, rows)
     if missing := pieces(report):
-        print(f"\nnot expressible: {'; '.join(missing)}")
+        print()
+        print_line(f"not expressible: {'; '.join(missing)}")
     for d in report.devices:
         if d.target.problem:
-            print(f"not used: {d.target.name}: {d.target.problem}")
+            print_message(f"not used: {d.target.name}: {d.target.problem}")
         if d.left_out:
-            print(f"{d.target.name}: {d.left_out} cases were not run")
+            print_line(f"{d.target.name}: {d.left_out} cases were not run")
     seed = "" if report.ok else f"  (--seed {report.seed})"
-    print(f"\n{'RIGHT' if report.ok else 'NOT RIGHT'}: {report.file.path}{seed}", flush=True)
+    print()
+    print_line(f"{'RIGHT' if report.ok else 'NOT RIGHT'}: {report.file.path}{seed}")
+    sys.stdout.flush()
 
 
 def _print_failure(target: Target, result: LabResult) -> None:
@@ -91,4 +96,4 @@ def _print_failure(target: Target, result: LabResult) -> None:
         place = f"  first wrong element (b, s, n, d) = {o.place}"
         lines.append(f"{place}: got {o.got!r}, want {o.want!r}, {o.ulp:.3g} ulp apart")
     lines += [f"  {'       or:' if k else 'diagnosis:'} {line}" for k, line in enumerate(o.diagnosis)]
-    print("\n" + "\n".join(lines), flush=True)
+    print("\n" + "\n".join(map(one_line, lines)), flush=True)

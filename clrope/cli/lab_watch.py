@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import RopeError
+from .exit_code import error_text
+from .output import print_line
 
 if TYPE_CHECKING:
     from ..lab.lab_run import LabReport
@@ -28,12 +30,13 @@ def watch(files: Callable[[], Sequence[str]], run: Callable[[], LabReport]) -> N
         try:
             report = run()
             for line in changes(before, report) if before is not None else ():
-                print(line)
+                print_line(line)
             before = report
         except RopeError as error:
-            print(f"clrope: {error}", file=sys.stderr)
+            print(f"clrope: {error_text(error)}", file=sys.stderr)
         there = [name for name, found in zip(names, state, strict=True) if found is not None]
-        print(f"waiting for a change of {', '.join(there or names[:1])}; Ctrl-C ends", flush=True)
+        print_line(f"waiting for a change of {', '.join(there or names[:1])}; Ctrl-C ends")
+        sys.stdout.flush()
         _wait(names, state)
 
 

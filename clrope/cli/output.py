@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from ..errors import ConfigError, RopeError
 from ..output_file import write_file
-from ..printable import printable
+from ..printable import message_text, one_line
 from .streams import Styled
 
 if TYPE_CHECKING:
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-#: Columns where stdout is no terminal and COLUMNS is not set: no cell is folded.
+#: Columns where stdout is no terminal and COLUMNS is not set: no cell is folded. Fewer than the least hold no values.
 _UNLIMITED = 100_000
+_LEAST = 40
 _GAP = 2
 _MOST_LINES = 3
 _LONGEST_CELL = 2000
@@ -44,7 +45,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     cells = [[_cell(cell) for cell in row] for row in rows]
     heads = [column.lstrip("#") for column in columns]
     if title:
-        print(f"\n{title}")
+        print()
+        print_line(title)
     if not _fits(list(zip(heads, *cells, strict=True))):
         for number, row in enumerate(cells):
             if number:
@@ -75,8 +77,18 @@ def print_fields(fields: Iterable[tuple[str, object]]) -> None:
 
 def _cell(value: object) -> str:
     """Return the text of a cell; rich takes minutes for one of a million characters."""
-    text = printable(str(value))
+    text = one_line(value)
     return text if len(text) <= _LONGEST_CELL else f"{text[:_LONGEST_CELL]}... ({len(text)} characters)"
+
+
+def print_line(text: object, file: TextIO | None = None) -> None:
+    """Print one line, whatever names of files and devices it holds."""
+    print(one_line(text), file=file)
+
+
+def print_message(text: object, file: TextIO | None = None) -> None:
+    """Print an error or a reason, which may have lines of its own; see `message_text`."""
+    print(message_text(text), file=file)
 
 
 def print_json(data: Any) -> None:
@@ -198,7 +210,7 @@ def _fits(columns: Sequence[Sequence[str]]) -> bool:
 
 
 def _width() -> int:
-    return shutil.get_terminal_size((_UNLIMITED, 0)).columns
+    return min(max(shutil.get_terminal_size((_UNLIMITED, 0)).columns, _LEAST), _UNLIMITED)
 
 
 def _print(table: Table) -> None:
@@ -213,7 +225,10 @@ def _console(stream: TextIO, width: int | None = None) -> Console:
     from rich.console import Console
 
     terminal = stream.isatty()
+    # rich ends in a ValueError for digits that are no number; it asks the terminal itself.
+    variables = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES")}
     return Console(
         file=cast(TextIO, Styled(stream)), width=width, highlight=False, force_terminal=terminal,
         color_system="auto" if terminal and not os.environ.get("NO_COLOR") else None,
+        _environ=variables,
     )  # fmt: skip

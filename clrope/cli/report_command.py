@@ -13,7 +13,16 @@ import typer
 from ..errors import ConfigError
 from .exit_code import UNUSABLE, WRONG
 from .options import AsJson, Quiet, value
-from .output import check_folders, check_places, print_fields, print_json, print_table, write_text
+from .output import (
+    check_folders,
+    check_places,
+    print_fields,
+    print_json,
+    print_line,
+    print_message,
+    print_table,
+    write_text,
+)
 
 if TYPE_CHECKING:
     from ..portability.report_files import ReportInput
@@ -82,7 +91,7 @@ def report(
     check_folders(figures, p3, csv if "--csv" in folders else None)
     found = read_files(files)
     for line in found.unread:
-        print(f"clrope: not read: {line}", file=sys.stderr)
+        print_line(f"clrope: not read: {line}", file=sys.stderr)
     if found.empty:
         raise SystemExit(UNUSABLE)
     _show(found, as_json, quiet)
@@ -91,7 +100,7 @@ def report(
     if html is not None or not others:
         written += _page(found, html)
     for path in written:
-        print(f"written: {path}", file=sys.stderr if as_json or markdown == "-" else sys.stdout)
+        print_line(f"written: {path}", file=sys.stderr if as_json or markdown == "-" else sys.stdout)
     if found.unread:
         raise SystemExit(UNUSABLE)
 
@@ -145,7 +154,7 @@ def _page(found: ReportInput, html: str | None) -> list[Path]:
     except ConfigError as error:
         if html is not None:
             raise
-        print(f"clrope: no page: {error}", file=sys.stderr)
+        print_message(f"clrope: no page: {error}", file=sys.stderr)
         return []
 
 
@@ -180,11 +189,12 @@ def _print_changes(comparison: RunComparison, slow: Sequence[RunChange], fail_be
         print()
     print(f"{len(comparison.changes)} compared, {len(changed)} changed beyond the noise")
     for line in comparison.absent:
-        print(f"not compared: {line}")
+        print_line(f"not compared: {line}")
     for line in comparison.lost:
-        print(f"LOST: {line}")
+        print_line(f"LOST: {line}")
     for c in slow:
-        print(f"SLOWER: {c.workload} {c.device} {c.kernel}: {c.speed:.3f} of the old speed, least allowed {fail_below}")
+        names = f"{c.workload} {c.device} {c.kernel}"
+        print_line(f"SLOWER: {names}: {c.speed:.3f} of the old speed, least allowed {fail_below}")
 
 
 def print_tables(results: Sequence[dict[str, Any]]) -> None:

@@ -23,7 +23,7 @@ from ..operation import Rope
 from .config_options import takes_config
 from .exit_code import WRONG
 from .options import AsJson, Backward, Layout, OneDevice, Quiet, flag, value
-from .output import check_places, names_text, print_json, print_table
+from .output import check_places, names_text, print_json, print_line, print_table
 from .positions_option import POSITIONS_HELP, read_positions
 
 
@@ -172,9 +172,9 @@ def _print(report: dict[str, Any], quiet: bool) -> None:
         ]  # fmt: skip
         print_table("", ["tensor", "dtype", "shape", "#time", "#NMSE", "check"], rows)
         device = report["device"]
-        print(f"device: {device['name']} [{device['platform']}, {device['index']}]")
+        print_line(f"device: {device['name']} [{device['platform']}, {device['index']}]")
     for t in report["tensors"]:
         if t["ok"] is False:
-            print(f"FAIL: {t['tensor']}: {t['comparison']}; limit {t['limit']:.0e}")
+            print_line(f"FAIL: {t['tensor']}: {t['comparison']}; limit {t['limit']:.0e}")
     if not quiet:
-        print(f"written: {report['output']}")
+        print_line(f"written: {report['output']}")

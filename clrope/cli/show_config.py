@@ -19,7 +19,7 @@ from ..output_file import write_file
 from ..printable import printable
 from .config_options import parse_mode_flag
 from .options import AsJson, LayerType, Mode, Quiet, SeqLen, value
-from .output import check_places, print_fields, print_json, print_table
+from .output import check_places, print_fields, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from ..io.summary import PairRow
@@ -80,7 +80,7 @@ def show_config(
         factors = shown["freq_factors"]
         shown["freq_factors"] = f"{len(factors)} numbers from {min(factors):.6g} to {max(factors):.6g}"
     shown["magnitude of cos and sin"] = f"{magnitude:.9g}"
-    print(f"{source} ({kind})")
+    print_line(f"{source} ({kind})")
     print_fields(shown.items())
     print_table(
         "Pairs",
@@ -88,7 +88,7 @@ def show_config(
         [[r.index, f"{r.first}, {r.second}", r.axis, f"{r.omega:.9g}", f"{r.wavelength:.6g}"] for r in rows],
     )
     if plot is not None and not quiet:
-        print(f"drawn: {plot}")
+        print_line(f"drawn: {plot}")
 
 
 def read_source(source: str, mode: str | None, layer_type: str | None, seq_len: int | None) -> tuple[str, RopeConfig]:

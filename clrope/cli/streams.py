@@ -7,13 +7,19 @@ import locale
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from io import TextIOWrapper
 from typing import Any, TextIO
 
-from ..printable import printable
+from ..errors import CacheWarning
+from ..printable import one_line, printable
 
 #: ASCII for characters of this package's own texts.
 _ASCII = {"µ": "u", "×": "x", "–": "-", "π": "pi", "±": "+-", "…": "..."}
+
+
+class OutputError(Exception):
+    """stdout cannot be written: its disk or device is full. Nothing else catches it: not an `OSError`."""
 
 
 def set_up_streams() -> None:
@@ -31,8 +37,28 @@ def set_up_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, TextIOWrapper):
             stream.reconfigure(encoding="ascii" if ascii_only else None, errors="clrope")
+            if name == "stdout":
+                _name_errors(stream)
             _guard(stream)
     warnings.showwarning = _print_warning
+
+
+def _name_errors(stream: TextIOWrapper) -> None:
+    """Let errors of stdout say so, but for a closed pipe."""
+
+    def named(call: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(*given: Any) -> Any:
+            try:
+                return call(*given)
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise OutputError(f"stdout: cannot be written ({error.strerror or error})") from error
+
+        return checked
+
+    stream.write = named(stream.write)  # type: ignore[method-assign]
+    stream.flush = named(stream.flush)  # type: ignore[method-assign]
 
 
 def _guard(stream: TextIOWrapper) -> None:
@@ -83,7 +109,8 @@ def _open_closed_streams() -> None:
 
 
 def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"clrope: warning: {message}", file=sys.stderr)
+    text = one_line(message) if isinstance(message, CacheWarning) else message  # others may hold a compiler's output
+    print(f"clrope: warning: {text}", file=sys.stderr)
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:

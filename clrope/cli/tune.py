@@ -17,7 +17,7 @@ from ..select.defaults import default_for
 from ..select.records import TOLERANCE, TuningKey, TuningRecord, TuningReport
 from .exit_code import UNUSABLE, WRONG
 from .options import AsJson, Devices, Quiet, Seed, Types, checked_types, flag, value
-from .output import bytes_text, check_folders, print_json, print_table, progress_bar
+from .output import bytes_text, check_folders, print_json, print_line, print_message, print_table, progress_bar
 
 
 def tune_devices(
@@ -92,12 +92,12 @@ def tune_devices(
     if as_json:
         print_json(_report(targets, tunings, errors))
         for line in errors:
-            print(f"clrope: not tuned: {line}", file=sys.stderr)
+            print_message(f"clrope: not tuned: {line}", file=sys.stderr)
     else:
         for target, tuning in zip(targets, tunings, strict=True):
             _print(target, tuning, details)
         for line in errors:
-            print(f"not tuned: {line}")
+            print_message(f"not tuned: {line}")
     if errors or not targets:
         raise SystemExit(UNUSABLE)
     found = [bool(t.records) for t in tunings]
@@ -171,7 +171,7 @@ def _report(targets: list[DeviceInfo], tunings: list[TuningReport], errors: list
 
 
 def _print(target: DeviceInfo, tuning: TuningReport, details: bool) -> None:
-    print(f"{target}: {target.driver_version}")
+    print_line(f"{target}: {target.driver_version}")
     if details:
         for record in tuning.records:
             print_table(_title(record), ["outcome", "#GB/s", "#of copy", "variant", "why"], _rows(record))

@@ -13,7 +13,7 @@ import typer
 from ..errors import ConfigError
 from .exit_code import UNUSABLE, WRONG
 from .options import Devices, JsonFile, Quiet, Scheduler, Seed, value
-from .output import check_places, print_table, progress_bar, write_text
+from .output import check_places, print_message, print_table, progress_bar, write_text
 from .streams import clear_bar
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class _View:
         if not (self._quiet or self._silent):
             print(f"seed {report.seed}; suites: {', '.join(report.suites)}")
             for target in report.targets:
-                print(f"{target.name}: {target.problem or target.device}")
+                print_message(f"{target.name}: {target.problem or target.device}")
             for name, remark in report.remarks.items():
                 print(f"{name}: {remark}")
             sys.stdout.flush()
@@ -151,8 +151,8 @@ def _summarise(report: Report) -> None:
         print(f"bits differ: {case}")
     for target in report.targets:
         if target.problem and not target.asked:
-            print(f"not verified: {target.name}: {target.problem}")
+            print_message(f"not verified: {target.name}: {target.problem}")
     for failure in report.failures:
-        print(f"FAIL: {failure}")
+        print_message(f"FAIL: {failure}")
     if not report.ok:
         print(f"inputs of this run: --seed {report.seed}")

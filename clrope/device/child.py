@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -23,19 +24,23 @@ Outcome = Literal["ok", "crash", "timeout", "error", "unavailable"]
 #: Writes one entry, given by keywords, to the results.
 Write = Callable[..., None]
 
-#: Before its imports, which take seconds on a loaded machine, the child asks Linux to end it with its parent, and gets
-#: its parent's sys.path, so that it finds the same packages.
+#: What a child runs first: it gets its parent's sys.path, so that it finds the same packages, and asks Linux to end it
+#: with its parent, before imports that take seconds on a loaded machine. Until then sys.path begins with the current
+#: directory, whose files may be anybody's: `sys` alone is imported from nowhere.
 _BOOT = """
-import importlib, sys
-sys.path[:] = sys.argv[1].split("\\n")
+import sys
+sys.path[:] = sys.argv.pop(1).split("\\n")
 if sys.platform == "linux":
     try:
         import ctypes
         ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
     except (ImportError, OSError, AttributeError):
         pass
-importlib.import_module(sys.argv[2]).main()
 """
+#: A module's `main`.
+_MAIN = "import importlib; importlib.import_module(sys.argv[1]).main()"
+#: Another program, in the place of this process.
+_PROGRAM = "import os; os.execvp(sys.argv[1], sys.argv[1:])"
 #: Bytes kept of what a child prints.
 _OUTPUT = 4000
 #: What the child is doing before any driver is loaded.
@@ -71,9 +76,35 @@ def available() -> bool:
 def time_limit() -> float:
     """Return the seconds that a child may take: `CLROPE_PROBE_TIMEOUT`, default 60."""
     try:
-        return max(1.0, float(os.environ["CLROPE_PROBE_TIMEOUT"]))
+        seconds = float(os.environ["CLROPE_PROBE_TIMEOUT"])
     except (KeyError, ValueError):
         return 60.0
+    return max(1.0, seconds) if math.isfinite(seconds) else 60.0
+
+
+def command(code: str, *arguments: str) -> list[str]:
+    """Return the command of a child that runs Python code with this process's sys.path, and ends with it on Linux.
+
+    What this process was told not to run (`python -I`, `-s`, ...), its children do not run either.
+    """
+    here = _current_directory()
+    # With a name for the current directory; without it where that was deleted.
+    packages = "\n".join(path or here for path in sys.path if path or here)
+    flags = sys.flags
+    kept = {"-I": flags.isolated, "-E": flags.ignore_environment, "-s": flags.no_user_site, "-S": flags.no_site}
+    return [
+        sys.executable,
+        *(flag for flag, given in kept.items() if given),
+        "-c",
+        f"{_BOOT}\n{code}",
+        packages,
+        *arguments,
+    ]
+
+
+def program_command(*words: str) -> list[str]:
+    """Return the command of another program that ends with this process on Linux."""
+    return command(_PROGRAM, *words) if sys.platform == "linux" and available() else [*words]
 
 
 def run(
@@ -95,15 +126,13 @@ def run(
     limit = time_limit() if limit is None else limit
     changed = {**os.environ, "PYTHONWARNINGS": "ignore", "PYOPENCL_NO_CACHE": "1", **(env or {})}
     environment = {name: value for name, value in changed.items() if value is not None}
-    here = _current_directory()
-    # With a name for the current directory; without it where that was deleted.
-    packages = "\n".join(path or here for path in sys.path if path or here)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, packages, module],
+            command(_MAIN, module),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, env=environment,
             start_new_session=True,  # so that a hanging driver's own helpers go with it
-            cwd=None if here else os.sep,  # NumPy 2.5 in Python 3.13.0 cannot be imported in a deleted one
+            # NumPy 2.5 in Python 3.13.0 cannot be imported in a deleted one.
+            cwd=None if _current_directory() else os.sep,
         )  # fmt: skip
     except OSError as error:
         return ChildResult("unavailable", reason=f"could not start a child process: {error}")

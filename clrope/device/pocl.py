@@ -22,10 +22,9 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..cache_folder import trusted_folder
+from ..cache_folder import trusted_folder, user_cache_dir
 from ..store import Store
 from .child import run as run_child
 from .info import cpu_fields, cpu_key, limits_key, text
@@ -183,10 +182,7 @@ def cache_environment(cpu: str) -> dict[str, str | None]:
         return {}
     given = os.environ.get("POCL_CACHE_DIR")
     if not given:
-        import platformdirs
-
-        own = Path(platformdirs.user_cache_dir("pocl", appauthor=False))
-        return {"POCL_CACHE_DIR": str(trusted_folder(own / f"clrope-{cpu}"))}
+        return {"POCL_CACHE_DIR": str(trusted_folder(user_cache_dir("pocl") / f"clrope-{cpu}"))}
     folder = os.path.join(given, f"clrope-{cpu}")
     with contextlib.suppress(OSError):  # PoCL names a directory that it cannot use
         os.makedirs(folder, exist_ok=True)

@@ -23,7 +23,7 @@ Parameters = Mapping[str, Any]
 class Parameter:
     """One choice in how a kernel is built or launched. It never changes a bit of the result.
 
-    values:   those allowed; None: any whole number of at least 0.
+    values:   those allowed; None: the whole numbers from 0 to `most`, by default the longest axis.
     compiled: whether it changes the program; otherwise only how the work is divided.
     """
 
@@ -32,19 +32,28 @@ class Parameter:
     help: str
     values: tuple[Any, ...] | None = None
     compiled: bool = True
+    most: int = 1 << 30
+
+    @property
+    def allowed(self) -> str:
+        """What is allowed, in words."""
+        return f"0 to {self.most}" if self.values is None else ", ".join(map(str, self.values))
 
     def check(self, value: Any) -> None:
         """Raise `ConfigError` for a value that is not allowed."""
         if self.values is None:
-            if type(value) is not int or value < 0:
-                raise ConfigError(f"{self.name}: got {shown(value)}, allowed are 0 and more")
-        elif not any(type(value) is type(allowed) and value == allowed for allowed in self.values):
-            raise ConfigError(f"{self.name}: got {shown(value)}, allowed are {', '.join(map(str, self.values))}")
+            fits = type(value) is int and 0 <= value <= self.most
+        else:
+            fits = any(type(value) is type(allowed) and value == allowed for allowed in self.values)
+        if not fits:
+            raise ConfigError(f"{self.name}: got {shown(value)}, allowed are {self.allowed}")
 
     @property
     def schema(self) -> dict[str, Any]:
         """The JSON schema of a value."""
-        allowed: dict[str, Any] = {"type": "integer", "minimum": 0} if self.values is None else {"enum": [*self.values]}
+        allowed: dict[str, Any] = {"enum": [*self.values]} if self.values is not None else {
+            "type": "integer", "minimum": 0, "maximum": self.most
+        }  # fmt: skip
         return {**allowed, "description": self.help}
 
 

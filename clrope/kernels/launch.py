@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..cache_folder import warn_once
-from ..errors import ShapeError
+from ..cache_folder import knows_home, warn_once
+from ..errors import RopeError, ShapeError
 from .source import kernel_source
 
 if TYPE_CHECKING:
@@ -119,6 +120,8 @@ def make_kernel(program: pyopencl.Program, name: str) -> pyopencl.Kernel:
     import pyopencl as cl
 
     try:
+        if not (getattr(cl, "_PYOPENCL_NO_CACHE", True) or "pyopencl.invoker" in sys.modules or knows_home()):
+            raise RopeError("the home directory is unknown")  # it might read one in the current directory
         return cl.Kernel(program, name)
     except (cl.Error, MemoryError):
         raise

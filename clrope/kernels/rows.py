@@ -55,7 +55,7 @@ PARAMETERS = (
     Parameter(
         "heads_per_item", 0, "heads of a token in one work-item, at most; 0: by the number of tokens", compiled=False
     ),
-    Parameter("prefetch", 0, "bytes ahead of a head that are prefetched (with `prepared`); 0: none"),
+    Parameter("prefetch", 0, "bytes ahead of a head that are prefetched (with `prepared`); 0: none", most=1 << 20),
     Parameter(
         "prefetch_kind", "levels", "`levels`: into the second-level cache, and from half as far ahead into the first; "
         "`nta`: into the first only (x86's PREFETCHNTA)", ("levels", "nta"),

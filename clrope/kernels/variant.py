@@ -162,7 +162,7 @@ def variant_schema() -> dict[str, Any]:
 def parameter_table() -> list[tuple[str, str, str, str]]:
     """Return (kernel, parameter, allowed values, help) for each parameter: for help texts and the docs."""
     return [
-        (kernel.name, p.name, "0 and more" if p.values is None else ", ".join(map(str, p.values)), p.help)
+        (kernel.name, p.name, p.allowed, p.help)
         for kernel in KERNELS.values() for p in kernel.parameters
     ]  # fmt: skip
 

@@ -161,7 +161,7 @@ def _origin(entry: dict[str, Any]) -> _Origin | None:
 def _record(entry: dict[str, Any] | None) -> TuningRecord | None:
     try:
         return None if entry is None else TuningRecord.from_dict(entry)
-    except (ValueError, KeyError, TypeError, OverflowError):
+    except ValueError:
         return None
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
 
 from ..kernels.problem import Pairing
 from ..kernels.variant import Variant
@@ -18,6 +20,32 @@ BROKEN: frozenset[OutcomeKind] = frozenset({"build_error", "crash", "timeout", "
 #: By where the tensors of a call are: in a core's own cache, in one that cores share, in memory.
 SizeClass = Literal["small", "medium", "large"]
 SIZES: tuple[SizeClass, ...] = get_args(SizeClass)
+
+
+class _ResultShape(msgspec.Struct):
+    """The types of what `VariantResult.to_dict` writes. Nothing is converted, and nothing deeper is looked into."""
+
+    variant: dict[str, str | int | bool]
+    outcome: OutcomeKind
+    reason: str
+    log: str
+    seconds: Annotated[float, msgspec.Meta(gt=0)] | None
+    gbs: Annotated[float, msgspec.Meta(ge=0)] | None
+
+
+class _RecordShape(msgspec.Struct):
+    """The types of what `TuningRecord.to_dict` writes."""
+
+    dtype: str
+    pairing: Pairing
+    in_place: bool
+    size: SizeClass
+    nbytes: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+    ceiling_gbs: float | None
+    checked_against: Literal["emulation", "strided"]
+    seed: Annotated[int, msgspec.Meta(ge=0)]
+    written: float
+    results: list[_ResultShape]
 
 
 @dataclass(frozen=True)
@@ -60,16 +88,6 @@ class VariantResult:
             "seconds": self.seconds, "gbs": self.gbs,
         }  # fmt: skip
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> VariantResult:
-        """Return the result of `to_dict`; `ValueError`, `KeyError`, `TypeError`, `OverflowError` for anything else."""
-        if data["outcome"] not in OUTCOMES:
-            raise ValueError(f"outcome: got {data['outcome']!r}")
-        return cls(
-            Variant.from_dict(data["variant"]), data["outcome"], str(data["reason"]), str(data["log"]),
-            _number(data["seconds"]), _number(data["gbs"]),
-        )  # fmt: skip
-
 
 @dataclass(frozen=True)
 class TuningRecord:
@@ -105,13 +123,19 @@ class TuningRecord:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TuningRecord:
-        """Return the record of `to_dict`; `ValueError`, `KeyError`, `TypeError`, `OverflowError` for anything else."""
-        key = TuningKey(str(data["dtype"]), data["pairing"], bool(data["in_place"]), data["size"])
-        if key.pairing not in get_args(Pairing) or key.size not in SIZES:
-            raise ValueError(f"key: got {key}")
+        """Return the record of `to_dict`; `ValueError` for anything else."""
+        try:
+            found = msgspec.convert(data, _RecordShape)
+        # msgspec up to 0.20: its errors are no ValueErrors, and an integer beyond float64 is a SystemError.
+        except (msgspec.MsgspecError, OverflowError, SystemError) as error:
+            raise ValueError(str(error)) from error
         return cls(
-            key, tuple(VariantResult.from_dict(o) for o in data["results"]), int(data["nbytes"]),
-            _number(data["ceiling_gbs"]), str(data["checked_against"]), int(data["seed"]), float(data["written"]),
+            TuningKey(found.dtype, found.pairing, found.in_place, found.size),
+            tuple(
+                VariantResult(Variant.from_dict(o.variant), o.outcome, o.reason, o.log, o.seconds, o.gbs)
+                for o in found.results
+            ),
+            found.nbytes, found.ceiling_gbs, found.checked_against, found.seed, found.written,
         )  # fmt: skip
 
 
@@ -147,11 +171,3 @@ class TuningReport:
     records: list[TuningRecord] = field(default_factory=list)
     left: list[TuningKey] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-
-
-def _number(value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"got {value!r} for a number")
-    return float(value)

@@ -24,7 +24,7 @@ from typer.models import OptionInfo
 
 from clrope import DeviceInfo
 from clrope.cli.main import COMMANDS, app
-from clrope.cli.output import print_table
+from clrope.cli.output import print_fields, print_table, progress_bar
 
 Call = Callable[..., Any]
 RESULTS = sorted((ROOT / "bench" / "results").glob("*.json"))[0]
@@ -199,46 +199,69 @@ def test_text_of_other_alphabets_is_escaped(process: Call, tmp_path: Path) -> No
 
 
 def test_a_table_that_does_not_fit_becomes_fields(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [["seven words that may be folded anywhere", "1.5"], ["and one_that_is_long", "22.25"]]
+    rows = [
+        ["fifteen words that may be folded anywhere, or so it seems to those who read it", "1.5"],
+        ["and one_that_is_as_long_as_few_others_are", "22.25"],
+    ]
 
     def printed(columns: int) -> list[str]:
         monkeypatch.setenv("COLUMNS", str(columns))
         print_table("", ["text", "#number"], rows)
         return list(capsys.readouterr().out.splitlines())
 
-    assert printed(47) == [
-        "text                                     number",
-        "-----------------------------------------------",
-        "seven words that may be folded anywhere     1.5",
-        "and one_that_is_long                      22.25",
+    assert printed(86) == [
+        "text                                                                            number",
+        "--------------------------------------------------------------------------------------",
+        "fifteen words that may be folded anywhere, or so it seems to those who read it     1.5",
+        "and one_that_is_as_long_as_few_others_are                                        22.25",
     ]
-    assert printed(24) == [
-        "text              number",
-        "------------------------",
-        "seven words that     1.5",
-        "may be folded",
-        "anywhere",
-        "and                22.25",
-        "one_that_is_long",
+    assert printed(45) == [
+        "text                                   number",
+        "---------------------------------------------",
+        "fifteen words that may be folded          1.5",
+        "anywhere, or so it seems to those who",
+        "read it",
+        "and                                     22.25",
+        "one_that_is_as_long_as_few_others_are",
     ]
-    assert printed(23) == [
-        "text    seven words",
-        "        that may be",
-        "        folded anywhere",
+    fields = [
+        "text    fifteen words that may be folded",
+        "        anywhere, or so it seems to",
+        "        those who read it",
         "number  1.5",
         "",
         "text    and",
-        "        one_that_is_lon",
-        "        g",
+        "        one_that_is_as_long_as_few_other",
+        "        s_are",
         "number  22.25",
     ]
+    assert printed(40) == fields
+    for fewer in (26, 10, 1):  # which leave no place for values
+        assert printed(fewer) == fields
 
 
 def test_a_cell_of_many_lines_is_a_field(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "24")
-    for words, first_line in ((9, "text              number"), (10, "text    word word word")):
+    monkeypatch.setenv("COLUMNS", "40")
+    for words, first_line in ((19, f"text{'number':>36}"), (20, "text    word word word word word word")):
         print_table("", ["text", "#number"], [[" ".join(["word"] * words), "1"]])
         assert capsys.readouterr().out.splitlines()[0] == first_line
+
+
+@pytest.mark.parametrize("given", ["\N{SUPERSCRIPT TWO}", "9" * 5000, "9" * 400, "0", "-5", "x"])
+def test_variables_that_are_no_number_of_columns(given: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def printed() -> str:
+        print_table("title", ["name", "#value"], [["a", 1]])
+        print_fields([("name", "value")])
+        with progress_bar(quiet=False):
+            pass
+        return str(capsys.readouterr().out)
+
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+    usual = printed()
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.setenv(name, given)
+    assert printed() == usual
 
 
 def on_a_terminal(*words: str, columns: int = 60, **env: str) -> str:

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+import clrope
+from clrope.cli.exit_code import error_text
 from clrope.cli.output import names_text, print_fields, print_table, progress_bar
 from clrope.cli.streams import Styled
 
@@ -57,6 +59,39 @@ def test_what_files_say(process: Call, tmp_path: Path) -> None:
         assert not controls(done.stdout + done.stderr)
 
 
+FORGED = "q\nclrope: all is right"
+
+
+def test_names_make_no_lines_of_their_own(process: Call, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((1, 3, 2, 8)).astype(np.float32)
+    for name in ("x", "y"):
+        safetensors.numpy.save_file({FORGED: x}, tmp_path / f"{name}.safetensors")
+    calls: list[list[Any]] = [
+        ["identify", tmp_path / "x.safetensors", tmp_path / "y.safetensors"],
+        ["identify", tmp_path / "x.safetensors", tmp_path / "y.safetensors", "-q"],
+        ["run", tmp_path / "x.safetensors", "-o", tmp_path / f"{FORGED}.safetensors", "--mode", "neox"],
+        ["run", tmp_path / FORGED, "-o", tmp_path / "z.npy", "--mode", "neox"],
+        ["run", tmp_path / "x.safetensors", "-o", tmp_path / "z.npy", "--mode", "neox", "--tensor", FORGED + "2"],
+        ["config", tmp_path / FORGED],
+        ["lab", tmp_path / FORGED],
+        ["report", tmp_path / FORGED],
+        ["verify", "--filter", FORGED],
+        ["devices", "--device", FORGED],
+    ]
+    for words in calls:
+        done = process(*words)
+        lines = (done.stdout + done.stderr).splitlines()
+        assert not [line for line in lines if line.startswith("clrope: all")], words
+        assert any(r"q\nclrope: all is right" in line for line in lines), (words, lines)
+
+
+def test_messages_keep_their_own_lines() -> None:
+    error = clrope.BuildError("d", ["-DX"], "first line\nsecond line", "")
+    assert "first line\nsecond line" in error_text(error)
+    assert error_text(clrope.DeviceError("no device\n  what to do: wait")) == "no device\n  what to do: wait"
+    assert error_text(clrope.ConfigError("a\nb: gone")) == r"a\nb: gone"
+
+
 def test_tables_and_fields(capsys: Any) -> None:
     print_table("", ["name"], [[CLEARS], ["[red]x[/]"]])
     print_fields([("name", CLEARS)])
@@ -92,3 +127,15 @@ def test_an_error_that_nobody_can_read_keeps_its_exit_code(words: list[str], cod
     with open("/dev/full", "w", encoding="utf-8") as full:
         assert process(*words, stderr=full).returncode == code
         assert process("--version", stdout=full, stderr=full).returncode == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    "words",
+    [["--version"], ["--help"], ["config", "-h"], ["config", "llama-3-8b"], ["config", "llama-3-8b", "--json"]],
+    ids=" ".join,
+)
+def test_an_output_that_cannot_be_written_is_named(words: list[str], process: Call) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = process(*words, stdout=full)
+    assert (done.returncode, done.stderr) == (2, "clrope: stdout: cannot be written (No space left on device)\n")

@@ -45,7 +45,7 @@ def test_check_of_what_a_kernel_wrote() -> None:
 
 def ending(monkeypatch: pytest.MonkeyPatch, text: str, stage: str = "running the kernel x") -> child.ChildResult:
     write = f"import json, os, sys, time; print(json.dumps({{'stage': {stage!r}}}), flush=True); "
-    monkeypatch.setattr(child, "_BOOT", write + text)
+    monkeypatch.setattr(child, "_MAIN", write + text)
     return child.run({"job": "probe"})
 
 

@@ -64,3 +64,25 @@ def test_commands_warn_of_it(device: clrope.DeviceInfo, tmp_path: Path) -> None:
     done = call(home, "from clrope.cli.main import main; main()", *words)
     assert done.returncode == 0, done.stdout
     assert done.stderr.count("clrope: warning: PyOpenCL's cache of the user cannot be used") == 1, done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="homes are found otherwise")
+def test_an_unknown_home_is_no_error(device: clrope.DeviceInfo, tmp_path: Path) -> None:
+    """PyOpenCL's database is not made in the current directory, where older platformdirs look."""
+    code = f"""
+import os, pwd, sys, platformdirs
+os.chdir({str(tmp_path)!r})
+for name in ("HOME", "XDG_CACHE_HOME"):
+    del os.environ[name]
+def unknown(uid):
+    raise KeyError(uid)
+pwd.getpwuid = unknown
+if sys.argv[2] == "older":
+    platformdirs.user_cache_dir = lambda *words, **named: "~/.cache/clrope"
+{CALL}"""
+    for platformdirs in ("installed", "older"):
+        done = call(tmp_path / "home", code, device.index, platformdirs)
+        assert done.returncode == 0, done.stderr
+        assert "counts as empty: the home directory is unknown" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "~").exists()
