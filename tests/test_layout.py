@@ -38,7 +38,7 @@ def test_both_directions_for_any_view(rng: np.random.Generator) -> None:
 def test_fewer_axes_of_ggml_are_filled() -> None:
     view = TensorView.from_ggml([8, 4, 3], [4, 40, 200], "f32", 12)
     assert (view.shape, view.strides, view.offset) == ((1, 3, 4, 8), (150, 50, 10, 1), 3)
-    assert all(type(step) is int for step in view.strides)
+    assert all(type(step) is int for step in (*view.strides, view.offset))
     view = TensorView.from_ggml([8, 4], [4, 40], "f32")
     assert (view.shape, view.strides) == ((1, 1, 4, 8), (40, 40, 10, 1))
     assert TensorView.from_ggml([8], [4], "f32") == TensorView.dense((1, 1, 1, 8), "f32")
@@ -48,6 +48,7 @@ def test_whether_heads_are_contiguous() -> None:
     for shape, strides, dense in (
         ((2, 3, 4, 8), (96, 32, 8, 1), True), ((2, 3, 4, 8), (192, 64, 16, 2), False),
         ((2, 3, 4, 1), (96, 32, 8, 5), True), ((2, 3, 1, 8), (96, 32, 8, 2), False),
+        ((2, 3, 4, 8), (96, 32, 8, -1), False), ((2, 3, 4, 8), (96, 32, 8, 0), False),
     ):  # fmt: skip
         assert TensorView(shape, strides, 0, "f32").last_axis_dense is dense
 
@@ -117,6 +118,7 @@ def test_rank_3_has_no_b() -> None:
         ("bsn", 3, "layout: got 'bsn'"),
         ("bsndd", 4, "layout: got 'bsndd'"),
         (None, 4, "layout: got None"),
+        (np.array(["bsnd", "bsnd"]), 4, "layout: got array"),
         ("snd", 4, "layout: got 'snd' for a rank 4 x, the letter b is missing"),
     ],
 )

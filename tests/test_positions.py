@@ -137,7 +137,7 @@ def test_many_tokens_and_batches() -> None:
     found = position_rows(np.arange(1000), NEOX, batch=1000, seq=3)
     assert (found.count, found.batch_stride) == (3000, 3)
     with pytest.raises(ShapeError, match=r"allowed here are an int, \[1000\], \[1000, 1000\]$"):
-        position_rows([1, 2, 3], NEOX, batch=1000, seq=1000)
+        position_rows([1, 2, 3], NEOX, batch=1000, seq=int("1000"))  # another object
 
 
 def test_the_last_positions_of_32_and_64_bits() -> None:
@@ -372,6 +372,7 @@ def test_more_tokens_than_an_axis_has() -> None:
         ([1, 5], None, r"cu_seqlens: must ascend from 0 to the number of tokens 5, got 1 \.\.\. 5"),
         ([-1, 5], None, r"cu_seqlens: must ascend from 0 to the number of tokens 5, got -1 \.\.\. 5"),
         ([0, 4], None, r"got 0 \.\.\. 4"),
+        ([0, 6], None, r"got 0 \.\.\. 6"),
         ([0, 4, 2, 5], None, r"got 0 \.\.\. 5 with a descent"),
         ([0.0, 5.0], None, "cu_seqlens: got dtype float64"),
         ([0, 2, 5], [1], r"offsets: got shape \[1\], one per sequence is needed: \[2\]"),
