@@ -198,12 +198,12 @@ def _checked_integers(array: npt.NDArray[Any], positions: Any, name: str) -> npt
         array = array.astype(np.int64)  # an empty list has no dtype of its own
     if array.dtype.kind in "fO" and isinstance(positions, (Integral, list, tuple)):
         _refuse_beyond_64_bits(np.asarray(positions, object), name)
-    if isinstance(positions, (list, tuple)) and _holds_bool(positions):
-        raise ShapeError(f"{name}: got a bool in a list, allowed are integers")
     if array.dtype.kind not in "iu":
         raise ShapeError(
             f"{name}: got dtype {array.dtype}, allowed are the integer dtypes int8 ... int64, uint8 ... uint64"
         )
+    if isinstance(positions, (list, tuple)) and _holds_bool(positions):
+        raise ShapeError(f"{name}: got a bool in a list, allowed are integers")
     return array
 
 

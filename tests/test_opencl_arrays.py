@@ -264,6 +264,7 @@ WRITES = ["out", "in place", "twin", "several", "plan", "plan again", "tables"]
 
 @pytest.mark.parametrize("way", WRITES)
 @pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.one_in(2)
 def test_what_its_own_queue_reads_another_one_writes_later(
     queue: cl.CommandQueue, way: str, begun: bool, rng: np.random.Generator
 ) -> None:

@@ -94,6 +94,7 @@ def test_no_path_of_this_machine_is_told(everything):
     assert socket.gethostname() not in text or len(socket.gethostname()) < 4
 
 
+@pytest.mark.one_in(3)
 def test_peers_and_devices_in_one_run(devices, seed):
     chosen = select(["decode-1/f32/neox/out/forward", "prefill/f32/normal/out/forward"])
     result = run(chosen, devices, small(seed=seed, peers=("numpy", "onnxruntime"), threads=1))

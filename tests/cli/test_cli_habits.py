@@ -175,7 +175,7 @@ SHOWN = (
 )
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(
     ("words", "columns"),
     [
@@ -295,7 +295,7 @@ def test_styles_need_a_terminal(process: Call) -> None:
     assert process(*words, FORCE_COLOR="1", COLUMNS="60").stdout == plain
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_ctrl_c_ends_in_one_line(name: str, process: Call, tmp_path: Path) -> None:
     done = process(name, *CALLED[name][2], code=replaced(name, "signal.raise_signal(signal.SIGINT)"))
@@ -329,7 +329,7 @@ STOPPED = [
 ]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
 @pytest.mark.parametrize(("words", "hanging", "number"), STOPPED, ids=[f"{w[0]}-{n.name}" for w, _, n in STOPPED])
 def test_signals_take_child_processes_along(words: list[str], hanging: str, number: signal.Signals) -> None:
@@ -378,8 +378,7 @@ def test_output_that_cannot_be_written(process: Call) -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:
         done = process("devices", stdout=full)
     assert done.returncode == 2
-    assert done.stderr.startswith("clrope: OSError: ")
-    assert done.stderr.count("\n") == 1
+    assert done.stderr == "clrope: stdout: cannot be written (No space left on device)\n"
 
 
 def test_closed_streams(process: Call) -> None:
@@ -420,7 +419,7 @@ def test_a_signal_waits_for_the_end_of_an_import(number: signal.Signals, process
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_error_ends_in_a_traceback(name: str, process: Call) -> None:
     code = replaced(name, "[][1]")

@@ -342,7 +342,7 @@ def test_without_the_repair_the_device_is_unhealthy(script: Script) -> None:
     assert "CLROPE_POCL_CPU" in device["health"]["hint"]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @linux
 @needs_pocl_3
 def test_a_name_that_llvm_does_not_know_is_refused(script: Script) -> None:
@@ -354,6 +354,7 @@ def test_a_name_that_llvm_does_not_know_is_refused(script: Script) -> None:
 
 @linux
 @needs_pocl_3
+@pytest.mark.one_in(2)
 def test_what_stays_wrong_without_the_repair_is_said(script: Script) -> None:
     """A CPU that is taken for an older one: the device works, but not with the widest vectors."""
     text = """

@@ -398,7 +398,7 @@ def test_pairs_that_are_left_over(
     rotated(device, whole, whole, config, variant)
 
 
-@pytest.mark.one_in(10)
+@pytest.mark.one_in(15)
 @pytest.mark.parametrize("store", ["plain", "nontemporal", "staged"])
 @pytest.mark.parametrize("n_offs", [0, 32])
 @pytest.mark.parametrize("mode", ["normal", "neox"])

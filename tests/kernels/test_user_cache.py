@@ -49,6 +49,7 @@ def call(home: Path, code: str, *words: str) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.parametrize("kind", ["no folder", "no database"])
+@pytest.mark.one_in(2)
 def test_a_cache_that_cannot_be_used_costs_one_warning(kind: str, device: clrope.DeviceInfo, tmp_path: Path) -> None:
     home = tmp_path / "home"
     damage(kind, home)

@@ -171,7 +171,7 @@ def test_bytes_around_are_watched(device: DeviceInfo, monkeypatch: pytest.Monkey
     assert np.array_equal(first, second)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(8)
 def test_every_peer_runs_on_the_device_that_is_checked(
     devices: tuple[DeviceInfo, ...], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -199,6 +199,7 @@ def test_every_peer_runs_on_the_device_that_is_checked(
 
 
 @pytest.mark.parametrize(("package", "text", "part"), [("torch", "TORCH", ""), ("onnx", "ONNX_BACKEND", " (in part)")])
+@pytest.mark.one_in(2)
 def test_a_peer_that_is_not_installed_is_named(
     package: str, text: str, part: str, device: DeviceInfo, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
