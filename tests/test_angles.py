@@ -11,7 +11,7 @@ import oracle
 import pytest
 
 from clrope import ConfigError, RopeConfig
-from clrope.angles import AngleTable, angle_table, section_of_pairs
+from clrope.angles import AngleTable, angle_table, section_of_pairs, yarn_range
 
 YARN = {"ext_factor": 1.0, "freq_scale": 0.25, "n_ctx_orig": 4096}
 FIELDS: list[dict[str, Any]] = [
@@ -122,6 +122,23 @@ def test_sections_by_hand() -> None:
     assert exponents("vision", (2, 2, 0, 0), 6) == [0, 1, 0, 1, 0, 1]
     assert exponents("vision", (2, 1, 1, 2), 8) == [0, 1, 0, 0, 0, 1, 0, 1]
     assert exponents("vision", (3, 2, 2, 1), 10) == [0, 1, 2, 0, 1, 0, 1, 0, 0, 1]
+    assert exponents("vision", (400, 300, 0, 0), 1000) == [*range(400), *range(300), *range(300)]
+
+
+@pytest.mark.parametrize("n_ctx_orig", [512, 2048, 4096, 8192, 32768, 131072])
+@pytest.mark.parametrize("freq_base", [1e4, 5e5, 1e6])
+@pytest.mark.parametrize("betas", [(32.0, 1.0), (16.0, 2.5), (3.0, 0.7)])
+def test_range_of_the_ramp(n_ctx_orig: int, freq_base: float, betas: tuple[float, float]) -> None:
+    fields = {
+        "ext_factor": 1.0,
+        "n_ctx_orig": n_ctx_orig,
+        "freq_base": freq_base,
+        "beta_fast": betas[0],
+        "beta_slow": betas[1],
+    }
+    config = RopeConfig("neox", 128, freq_scale=0.25, **fields)  # type: ignore[arg-type]
+    want = oracle.corr_dims(fields, 128, mpmath.mpf(freq_base))
+    assert yarn_range(config) == tuple(map(float, want))
 
 
 def test_tables_are_read_only_and_remembered() -> None:
