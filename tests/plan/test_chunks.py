@@ -93,6 +93,11 @@ def test_one_token_that_does_not_fit() -> None:
     assert asked == [16, 1]
 
 
+def test_a_later_token_that_does_not_fit() -> None:
+    with pytest.raises(DeviceError, match=r"^k: one token alone does not fit"):
+        chunks_that_fit(1, 8, 8, 8, lambda chunk: chunk.tokens.stop <= 3, "k")
+
+
 def test_one_of_very_many_tokens_that_does_not_fit() -> None:
     """No list has a chunk for each of them."""
     tracemalloc.start()
