@@ -93,6 +93,16 @@ def test_one_token_that_does_not_fit() -> None:
     assert asked == [16, 1]
 
 
+@pytest.mark.parametrize(("batches", "tokens"), [(1, 8), (8, 1)])
+def test_no_chunk_outside_the_tensor_is_asked_for(batches: int, tokens: int) -> None:
+    def fits(chunk: Chunk) -> bool:
+        assert chunk.batches.stop <= batches
+        assert chunk.tokens.stop <= tokens
+        return tokens_of(chunk) == 1
+
+    assert len(chunks_that_fit(batches, tokens, tokens, 8, fits, "x")) == 8
+
+
 def test_a_later_token_that_does_not_fit() -> None:
     with pytest.raises(DeviceError, match=r"^k: one token alone does not fit"):
         chunks_that_fit(1, 8, 8, 8, lambda chunk: chunk.tokens.stop <= 3, "k")
