@@ -97,6 +97,19 @@ def test_the_table_is_read_once_and_only_with_its_schema(tmp_path: Path, monkeyp
         defaults.table.__wrapped__()
 
 
+@pytest.mark.parametrize("kind", ["cpu", "accelerator", "gpu"])
+@pytest.mark.parametrize("cache_bytes", [40 * 2**20 + 3, 2**40, 0])
+def test_what_counts_as_large(cpu: DeviceInfo, kind: str, cache_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CPUs calls of a fourth of the largest cache, elsewhere of 32 MiB: no bytes of the host's cache count."""
+    monkeypatch.setattr(defaults, "host_cache_bytes", lambda: cache_bytes)
+    device = replace(cpu, kind=kind)
+    part = cache_bytes // 4 if kind == "cpu" and cache_bytes else 2**25
+    most = min(part, 2**25)
+    medium = defaults.medium_bytes(device)
+    sizes = [defaults.size_class(device, n) for n in (medium - 1, medium, most - 1, most)]
+    assert sizes == ["small", "medium", "medium", "large"]
+
+
 def test_the_first_family_counts(cpu: DeviceInfo) -> None:
     families = defaults.table()["families"]
     facts = database.device_facts(machine(cpu, 16, platform=POCL, driver_version="3.1", kind="cpu", name="AMD X"))
@@ -194,8 +207,11 @@ def test_written_from_tuning_files(
 
 @pytest.mark.parametrize(
     ("dtype", "pairing", "width"),
-    [("f32", "neox", 8), ("f16", "normal", 4), ("f64", "neox", 4), ("f64", "normal", 2)],
-)
+    [
+        ("f32", "neox", 8), ("f16", "normal", 4), ("f64", "neox", 4), ("f64", "normal", 2), ("f8e4m3", "neox", 8),
+        ("f8e5m2", "normal", 4), ("bf16", "neox", 8),
+    ],
+)  # fmt: skip
 def test_the_safe_variant_has_vectors_of_32_bytes(dtype: str, pairing: Pairing, width: int) -> None:
     assert safe_variant("cpu", dtype, pairing) == Variant(width=width)
     assert safe_variant("gpu", dtype, pairing) == STRIDED
