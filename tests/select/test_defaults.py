@@ -92,9 +92,10 @@ def test_each_row_says_where_it_comes_from() -> None:
 def test_the_table_is_read_once_and_only_with_its_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert defaults.table() is defaults.table()
     monkeypatch.setattr(defaults, "PATH", tmp_path / "defaults.json")
-    defaults.PATH.write_text('{"schema": "clrope.defaults/1"}')
-    with pytest.raises(ValueError, match=r"schema 'clrope\.defaults/1', expected 'clrope\.defaults/2'"):
-        defaults.table.__wrapped__()
+    for other in (1, 3):
+        defaults.PATH.write_text(f'{{"schema": "clrope.defaults/{other}"}}')
+        with pytest.raises(ValueError, match=rf"schema 'clrope\.defaults/{other}', expected 'clrope\.defaults/2'"):
+            defaults.table.__wrapped__()
 
 
 @pytest.mark.parametrize("kind", ["cpu", "accelerator", "gpu"])
