@@ -215,4 +215,4 @@ def test_written_from_tuning_files(
 )  # fmt: skip
 def test_the_safe_variant_has_vectors_of_32_bytes(dtype: str, pairing: Pairing, width: int) -> None:
     assert safe_variant("cpu", dtype, pairing) == Variant(width=width)
-    assert safe_variant("gpu", dtype, pairing) == STRIDED
+    assert safe_variant("gpu", dtype, pairing) == safe_variant("accelerator", dtype, pairing) == STRIDED
