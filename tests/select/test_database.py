@@ -205,6 +205,12 @@ DEEP: list[Any] = functools.reduce(lambda inner, _: [inner], range(800), [])
         lambda r: r["results"][1].update(outcome=DEEP),
         lambda r: r["results"][1].update(variant=DEEP),
         lambda r: r["results"][0].update(seconds=-1.0),
+        lambda r: r["results"][0].update(seconds=-0.5),
+        lambda r: r["results"][0].update(seconds=0.0),
+        lambda r: r["results"][0].update(gbs=-0.5),
+        lambda r: r.update(seed=-1),
+        lambda r: r.update(nbytes=0),
+        lambda r: r.update(nbytes=1 << 63),
         lambda r: r.update(written="nan"),
         lambda r: r.update(nbytes="9" * 400),
         lambda r: r.update(nbytes=-5),
@@ -213,7 +219,7 @@ DEEP: list[Any] = functools.reduce(lambda inner, _: [inner], range(800), [])
         lambda r: r.update(in_place=0),
         lambda r: r.update(checked_against=["emulation"]),
     ],
-    ids=range(26),
+    ids=range(32),
 )
 def test_a_damaged_record(cpu: clrope.DeviceInfo, cache: Path, damage: Any) -> None:
     small = replace(KEY, size="small")
