@@ -115,7 +115,10 @@ def mutants(module: str, sample: int, seed: int) -> Iterator[Mutant]:
         changes = sorted((item.mutations[0] for item in work.work_items), key=lambda c: (c.operator_name, c.occurrence))
     random.Random(f"{seed} {module}").shuffle(changes)
     for change in changes:
-        changed = mutate_code(source, get_operator(change.operator_name)(), change.occurrence)
+        try:
+            changed = mutate_code(source, get_operator(change.operator_name)(), change.occurrence)
+        except AttributeError:  # of cosmic-ray: it does not replace exceptions with a dotted name
+            continue
         with contextlib.suppress(SyntaxError):
             effect = code_of(changed)
             if effect not in seen:
