@@ -76,6 +76,18 @@ def test_a_child_ends_with_its_parent(hang: str, number: signal.Signals, tmp_pat
         time.sleep(0.02)
 
 
+def ends_with_its_parent(text: str, there: Path, *folders: str) -> None:
+    """Run Python code that starts a process, kill it, and wait for the end of the process that wrote its id."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([*folders, str(Path(child.__file__).parents[2])])}
+    with subprocess.Popen([sys.executable, "-c", text], env=env) as parent:
+        while not (there.exists() and there.read_text()):
+            assert parent.poll() is None
+            time.sleep(0.02)
+        parent.kill()
+    while not ended(int(there.read_text())):  # for ever, if it stays
+        time.sleep(0.02)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux sends a signal")
 def test_a_child_that_still_imports_ends_with_its_parent(tmp_path: Path) -> None:
     there = tmp_path / "there"
@@ -83,14 +95,7 @@ def test_a_child_that_still_imports_ends_with_its_parent(tmp_path: Path) -> None
         f"import os, time; open({str(there)!r}, 'w').write(str(os.getpid())); time.sleep(3600)"
     )
     text = "from clrope.device import child; child.run({}, module='importing')"
-    paths = os.pathsep.join([str(tmp_path), str(Path(child.__file__).parents[2])])
-    with subprocess.Popen([sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": paths}) as parent:
-        while not (there.exists() and there.read_text()):
-            assert parent.poll() is None
-            time.sleep(0.02)
-        parent.kill()
-    while not ended(int(there.read_text())):  # for ever, if it stays
-        time.sleep(0.02)
+    ends_with_its_parent(text, there, str(tmp_path))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux sends a signal")
@@ -106,14 +111,7 @@ def test_what_a_measurement_starts_ends_with_it(what: str, tmp_path: Path) -> No
             f"subprocess.run(program_command('sh', '-c', {shell!r}))"
         ),
     }[what]
-    env = {**os.environ, "PYTHONPATH": str(Path(child.__file__).parents[2])}
-    with subprocess.Popen([sys.executable, "-c", text], env=env) as parent:
-        while not (there.exists() and there.read_text()):
-            assert parent.poll() is None
-            time.sleep(0.02)
-        parent.kill()
-    while not ended(int(there.read_text())):  # for ever, if it stays
-        time.sleep(0.02)
+    ends_with_its_parent(text, there)
 
 
 @pytest.mark.parametrize("what", STARTS)
