@@ -105,6 +105,11 @@ def calls(device: str, library: Path, what: str, action: str, sample: int, seed:
         yield replace(last, outcome=f"{error}; in the fault after this one")
 
 
+def actions_of(what: str) -> Sequence[str]:
+    """Return what can go wrong in a scenario or command."""
+    return fault_scenarios.ACTIONS if what in fault_scenarios.SCENARIOS else fault_commands.ACTIONS
+
+
 def everything(
     devices: Sequence[str], whats: Sequence[str], actions: Sequence[str], sample: int, seed: int, folder: Path
 ) -> Iterator[Row]:
@@ -113,12 +118,13 @@ def everything(
     if library is None:
         raise SystemExit("no C compiler: cc, gcc or clang is needed")
     for what in whats:
+        possible = [action for action in actions_of(what) if action in actions]
         if what in fault_scenarios.SCENARIOS:
             for device in devices:
-                for action in (a for a in fault_scenarios.ACTIONS if a in actions):
+                for action in possible:
                     yield from calls(device, library, what, action, sample, seed)
         else:
-            for action in (a for a in fault_commands.ACTIONS if a in actions):
+            for action in possible:
                 for found in fault_commands.rows(what, devices, library, action, sample, seed, folder):
                     yield Row(*found)
 
@@ -163,6 +169,9 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=0, help="calls of each function; 0: all")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    for what in given.what or ():
+        if given.action and not set(given.action) & set(actions_of(what)):
+            parser.error(f"argument --action: what can go wrong in {what} is {', '.join(actions_of(what))}")
     devices = given.device or [d.index for d in clrope.devices() if d.health.ok and not d.simulator]
     with tempfile.TemporaryDirectory() as folder:
         found = everything(

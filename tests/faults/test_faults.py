@@ -68,3 +68,11 @@ def test_an_unknown_device(library: Path) -> None:
     assert [row.fine for row in rows] == [False]
     with pytest.raises(clrope.DeviceError):
         clrope.device("9:9")
+
+
+def test_actions_that_are_not_possible_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("sys.argv", ["fault_table.py", "--what", "tuning", "--action", "hang"])
+    with pytest.raises(SystemExit) as stopped:
+        fault_table.main()
+    assert stopped.value.code == 2
+    assert "what can go wrong in tuning is fail, fail on" in capsys.readouterr().err
