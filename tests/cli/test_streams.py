@@ -62,6 +62,7 @@ def test_what_files_say(process: Call, tmp_path: Path) -> None:
 FORGED = "q\nclrope: all is right"
 
 
+@pytest.mark.one_in(2)
 def test_names_make_no_lines_of_their_own(process: Call, tmp_path: Path) -> None:
     x = np.random.default_rng(0).standard_normal((1, 3, 2, 8)).astype(np.float32)
     for name in ("x", "y"):
