@@ -160,7 +160,6 @@ def run(page: Path, text: str) -> int:
 
 
 @pytest.mark.one_in(5)
-@pytest.mark.one_in(3)  # all of them by `nox -s docs`
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if p != LAB_PAGE], ids=lambda page: page.relative_to(ROOT).as_posix()

@@ -179,8 +179,8 @@ def main() -> int:
         print(f"{n:8} {outcome}")
     print(
         f"{device.name}, seed {given.seed}: {sum(outcomes.values())} calls by {given.threads} threads in "
-        f"{seconds:.0f} s, {wrong} wrong; in the last {given.calls}, memory grew by {growth / 1e6:.1f} MB; "
-        f"after each tenth: {', '.join(f'{(size - sizes[0]) / 1e6:.1f}' for size in sizes[1:])}"
+        f"{seconds:.0f} s, {wrong} wrong; in the last {given.calls} or more, memory grew by "
+        f"{growth / 1e6:.1f} MB; after each tenth: {', '.join(f'{(size - sizes[0]) / 1e6:.1f}' for size in sizes[1:])}"
     )
     ended = codes != [None, None]
     if ended:

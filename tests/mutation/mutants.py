@@ -118,6 +118,7 @@ def mutants(module: str, sample: int, seed: int) -> Iterator[Mutant]:
         try:
             changed = mutate_code(source, get_operator(change.operator_name)(), change.occurrence)
         except AttributeError:  # of cosmic-ray: it does not replace exceptions with a dotted name
+            print(f"not made: {module}:{change.start_pos[0]} {change.operator_name}")
             continue
         with contextlib.suppress(SyntaxError):
             effect = code_of(changed)
