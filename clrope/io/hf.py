@@ -79,7 +79,7 @@ class _Part:
     params: Mapping[str, Any]
     path: str
     nested: bool
-    theta_key: str
+    theta_key: str | None
     theta: float | None
 
 
@@ -139,9 +139,16 @@ def _refuse_unread(data: Mapping[str, Any], kind: ModelKind) -> None:
             f"position_embedding_type: got {shown(data.get('position_embedding_type'))}, model type "
             f"{shown(data.get('model_type'))} has RoPE only if it is 'rope'"
         )
+    if kind.only_parameters:
+        for key in ("rope_scaling", kind.partial_key):
+            if not any(same(data.get(key), unset) for unset in _UNSET):
+                raise ConfigError(
+                    f"{key}: transformers does not read it in model_type {shown(data.get('model_type'))}; "
+                    "give rope_parameters"
+                )
     read = {"" if kind.plain else kind.theta_key, kind.partial_key, kind.rotary_dim_key, kind.interleave_key}
     if kind.two_thetas is not None:
-        read |= {kind.two_thetas.full_key, kind.two_thetas.sliding_key}
+        read |= {kind.two_thetas.full_key, kind.two_thetas.sliding_key or ""}
     for key in _SUSPECTS:
         value = data.get(key)
         if value is not None and not same(value, False) and key not in read:
@@ -160,11 +167,15 @@ def _parameters(data: Mapping[str, Any], kind: ModelKind, layer_type: str | None
         raise ConfigError(f"{path}: model_type {shown(data.get('model_type'))} has none, its frequencies are fixed")
     values = [value for value in params.values() if value is not None]
     if values and all(isinstance(value, Mapping) for value in values):
+        if kind.two_thetas is not None and path == "rope_scaling":
+            raise ConfigError(
+                f"rope_scaling: model_type {shown(data.get('model_type'))} has those of a layer type in rope_parameters"
+            )
         return _nested_part(params, path, kind, layer_type)
     if kind.two_thetas is not None:
         if path == "rope_parameters" and params:
             raise ConfigError(f"rope_parameters: model_type {shown(data.get('model_type'))} has them per layer type")
-        return _two_thetas_part(params, kind, layer_type)
+        return _two_thetas_part(data, params, kind, layer_type)
     types = _layer_types(data)
     if layer_type is not None and layer_type not in types:
         raise ConfigError(f"layer_type: got {layer_type!r}, this file has one RoPE and names no such layer type")
@@ -180,19 +191,29 @@ def _nested_part(params: Mapping[str, Any], path: str, kind: ModelKind, layer_ty
     chosen = params[layer_type]
     if chosen is None:
         raise ConfigError(f"{path}.{layer_type}: null, these layers have no RoPE")
-    key, theta, both = kind.theta_key, kind.theta, kind.two_thetas
+    both = kind.two_thetas
+    key: str | None = kind.theta_key
+    theta = kind.theta
     if both is not None:
         key, theta = (both.full_key, both.full) if layer_type == _FULL else (both.sliding_key, both.sliding)
     return _Part(chosen, f"{path}.{layer_type}", nested=True, theta_key=key, theta=theta)
 
 
-def _two_thetas_part(params: Mapping[str, Any], kind: ModelKind, layer_type: str | None) -> _Part:
+def _two_thetas_part(
+    data: Mapping[str, Any], params: Mapping[str, Any], kind: ModelKind, layer_type: str | None
+) -> _Part:
     """The older layout of such models, which transformers turns into parameters per layer type."""
     assert kind.two_thetas is not None
     if layer_type not in (_FULL, _SLIDING):
         got = "not given" if layer_type is None else f"got {layer_type!r}"
         raise ConfigError(f"layer_type: {got}, this model type has {_FULL!r} and {_SLIDING!r}")
     both = kind.two_thetas
+    if params.get("rope_type") is None and params.get("type") not in (None, "default"):
+        # What transformers 4 read; transformers 5 computes type 'default'.
+        raise ConfigError(
+            f"rope_scaling.type: got {shown(params['type'])} without rope_type, "
+            f"the only key that transformers 5 reads in model_type {shown(data.get('model_type'))}"
+        )
     if layer_type == _FULL:
         return _Part(params, "rope_scaling", nested=True, theta_key=both.full_key, theta=both.full)
     if both.scaled_alike:
@@ -210,8 +231,9 @@ def _mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _theta(data: Mapping[str, Any], kind: ModelKind, part: _Part) -> float:
-    inner, outer = part.params.get("rope_theta"), data.get(part.theta_key)
-    for where, values, key in ((f"{part.path}.", part.params, "rope_theta"), ("", data, part.theta_key)):
+    root_key = part.theta_key or kind.theta_key
+    inner, outer = part.params.get("rope_theta"), data.get(root_key)
+    for where, values, key in ((f"{part.path}.", part.params, "rope_theta"), ("", data, root_key)):
         if key in values:
             if values[key] is None:
                 raise ConfigError(f"{where}{key}: null, a model without a base has no RoPE")
@@ -219,15 +241,20 @@ def _theta(data: Mapping[str, Any], kind: ModelKind, part: _Part) -> float:
     if inner is not None:
         theta = positive(f"{part.path}.rope_theta", inner)
         # Per layer type the root's value is a default only.
-        if not part.nested and outer is not None and positive(part.theta_key, outer) != theta:
-            raise ConfigError(f"{part.theta_key}: {shown(outer)} at the root, {shown(inner)} in {part.path}")
+        if not part.nested and outer is not None and positive(root_key, outer) != theta:
+            raise ConfigError(f"{root_key}: {shown(outer)} at the root, {shown(inner)} in {part.path}")
         return theta
     if outer is not None:
-        return positive(part.theta_key, outer)
+        theta = positive(root_key, outer)
+        if part.theta_key is None and theta != part.theta:
+            raise ConfigError(
+                f"{root_key}: got {shown(outer)}, which transformers 4 takes for the sliding layers of model_type "
+                f"{shown(data.get('model_type'))}, but transformers 5 takes {part.theta}; "
+                "give rope_parameters with a base per layer type"
+            )
+        return theta
     if part.theta is None:
-        raise ConfigError(
-            f"{part.theta_key}: missing, and model_type {shown(data.get('model_type'))} has no known default"
-        )
+        raise ConfigError(f"{root_key}: missing, and model_type {shown(data.get('model_type'))} has no known default")
     return part.theta
 
 

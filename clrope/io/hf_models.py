@@ -16,12 +16,13 @@ from ..mode import Mode
 class TwoThetas:
     """Bases of a model with full and sliding layers: the root keys of the older layout and the defaults.
 
+    sliding_key:  None where transformers 5 takes the default for these layers whatever the root says.
     scaled_alike: whether in the older layout `rope_scaling` is for both, not for the full layers only.
     """
 
     full_key: str
     full: float
-    sliding_key: str
+    sliding_key: str | None
     sliding: float
     scaled_alike: bool = False
 
@@ -46,6 +47,7 @@ class ModelKind:
     yarn_is_longrope: 'yarn' was this model type's older word for 'longrope'.
     original:     `original_max_position_embeddings` where the root has none; one among the parameters has no effect.
     rope_if_named: there is RoPE only where `position_embedding_type` is 'rope'.
+    only_parameters: of the older layout, transformers reads the base only.
     """
 
     mode: Mode
@@ -65,6 +67,7 @@ class ModelKind:
     yarn_is_longrope: bool = False
     original: int | None = None
     rope_if_named: bool = False
+    only_parameters: bool = False
 
 
 #: Used with the caller's `mode` for a model type that is not in the table: nothing is assumed.
@@ -107,7 +110,7 @@ MODELS: dict[str, ModelKind] = {
     **_each("minimax_m2", _HALF, partial=1.0, theta=5000000.0, head_dim=128, rotary_dim_key="rotary_dim"),
     # Two kinds of layers.
     **_each("gemma3_text gemma3n_text t5gemma2_text", _HALF, head_dim=256, two_thetas=_GEMMA3),
-    **_each("olmo3", _HALF, two_thetas=TwoThetas("rope_theta", 500000.0, "rope_theta", 500000.0)),
+    **_each("olmo3", _HALF, two_thetas=TwoThetas("rope_theta", 500000.0, None, 500000.0)),
     **_each("modernbert modernbert-decoder", _HALF, two_thetas=_MODERNBERT),
     **_each(
         "gemma4_text gemma4_unified_text",
@@ -120,7 +123,7 @@ MODELS: dict[str, ModelKind] = {
     # Neighbours form a pair.
     **_each("cohere", _ADJACENT, theta=500000.0),
     **_each("cohere2", _ADJACENT),
-    **_each("cohere2_moe", _ADJACENT, head_dim=128),
+    **_each("cohere2_moe", _ADJACENT, head_dim=128, only_parameters=True),
     **_each("helium", _ADJACENT, theta=100000.0, head_dim=128),
     **_each("ernie4_5", _ADJACENT, theta=500000.0, head_dim=128),
     **_each("ernie4_5_moe", _ADJACENT, theta=500000.0),

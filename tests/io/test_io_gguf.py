@@ -278,10 +278,11 @@ def test_sliding_layers_of_olmo3_have_no_scaling(file: Path) -> None:
 
 def test_olmo3_agrees_with_its_config(file: Path) -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
-    model = {"model_type": "olmo3", "hidden_size": 512, "num_attention_heads": 4, "rope_theta": 1e6}
+    model = {"model_type": "olmo3", "hidden_size": 512, "num_attention_heads": 4}
+    params = {"full_attention": {**scaling, "rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e6}}
     write(file, "olmo2", {**OLMO3, "rope.scaling.yarn_attn_factor": 0.1 * math.log(4) + 1})
     for layer in ("full_attention", "sliding_attention"):
-        want = RopeConfig.from_hf({**model, "rope_scaling": scaling}, layer_type=layer)
+        want = RopeConfig.from_hf({**model, "rope_parameters": params}, layer_type=layer)
         assert RopeConfig.from_gguf(file, layer_type=layer) == want
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -425,3 +426,38 @@ def test_unreadable_sources(tmp_path: Path) -> None:
         RopeConfig.from_hf(tmp_path)
     with pytest.raises(ConfigError, match="seq_len: got -1"):
         RopeConfig.from_hf(LLAMA, -1)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            {"rope_scaling": {"sliding_attention": {"rope_theta": 1e4}}},
+            "rope_scaling: model_type 'olmo3' has those ",
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_scaling.type: got 'linear' without rope_type",
+        ),
+        ({"rope_theta": 1e6}, "rope_theta: got 1000000.0, which transformers 4 takes for the sliding layers "),
+        (
+            {"model_type": "cohere2_moe", "rope_scaling": {"rope_type": "linear"}},
+            "rope_scaling: transformers does not ",
+        ),
+        ({"model_type": "cohere2_moe", "partial_rotary_factor": 0.5}, "partial_rotary_factor: transformers does not "),
+    ],
+)
+def test_what_transformers_reads_otherwise_is_refused(model: dict[str, Any], message: str) -> None:
+    """Each was read as its words say, while transformers skips it."""
+    file = {"model_type": "olmo3", "hidden_size": 256, "num_attention_heads": 2, **model}
+    layer_type = "sliding_attention" if file["model_type"] == "olmo3" else None
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        RopeConfig.from_hf(file, layer_type=layer_type)
+
+
+def test_a_base_at_the_root_where_it_is_read() -> None:
+    file = {"model_type": "olmo3", "hidden_size": 256, "num_attention_heads": 2, "rope_theta": 1e6}
+    assert RopeConfig.from_hf(file, layer_type="full_attention").freq_base == 1e6
+    own = {"full_attention": {}, "sliding_attention": {"rope_theta": 1e4}}
+    assert RopeConfig.from_hf({**file, "rope_parameters": own}, layer_type="sliding_attention").freq_base == 1e4
+    assert RopeConfig.from_hf({**file, "rope_theta": 500000}, layer_type="sliding_attention").freq_base == 5e5

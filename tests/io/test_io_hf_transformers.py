@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import inspect
 import warnings
 from typing import Any
 
 import numpy as np
 import pytest
-from plain_rope import magnitude, omegas
+from plain_rope import omegas
+from transformers_rope import (
+    ADJUST,
+    CONFIG_MAPPING_NAMES,
+    HEAD,
+    OUTER,
+    PLAIN,
+    SMALL,
+    assert_same,
+    build,
+    modeling,
+    rotary,
+)
 
 from clrope.config import RopeConfig
 from clrope.errors import ConfigError
 from clrope.io import presets
 from clrope.io.hf_models import MODELS
-from clrope.io.hf_rope import UNROTATED
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers", minversion="5.0")
-    transformers.logging.set_verbosity_error()
+    import torch
+    import transformers
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
 
-SMALL: dict[str, Any] = {
-    "vocab_size": 32,
-    "num_hidden_layers": 1,
-    "hidden_size": 256,
-    "intermediate_size": 32,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 131072,
-}
 ORIGINAL = {"original_max_position_embeddings": 8192}
 SHORT, LONG = [1.0 + i / 40 for i in range(64)], [1.0 + i for i in range(64)]
 CASES: dict[str, tuple[str, dict[str, Any], int | None]] = {
@@ -93,21 +91,6 @@ CASES: dict[str, tuple[str, dict[str, Any], int | None]] = {
 }
 
 
-def build(model_type: str, **options: Any) -> Any:
-    module = importlib.import_module(f"transformers.models.{model_type_to_module_name(model_type)}")
-    return getattr(module, CONFIG_MAPPING_NAMES[model_type])(**options)
-
-
-def assert_same(config: RopeConfig, inv_freq: Any, attention: float, note: str) -> None:
-    got, want = omegas(config), inv_freq.double().numpy()
-    still = want == 0
-    assert got.shape == want.shape, f"{note}: {got.shape} pairs, transformers has {want.shape}"
-    assert (got[still] <= 1.0 / UNROTATED).all(), note
-    # transformers computes in float32: base ** exponent is off by a few units of 6e-8, more for large exponents.
-    np.testing.assert_allclose(got[~still], want[~still], rtol=2e-6, err_msg=note)
-    assert magnitude(config) == pytest.approx(attention, rel=1e-12), note
-
-
 @pytest.mark.parametrize("theta", [10000.0, 1000000.0])
 @pytest.mark.parametrize("name", CASES)
 def test_rope_type(name: str, theta: float) -> None:
@@ -129,43 +112,6 @@ def test_plain_yarn_is_said_in_ggml_s_words() -> None:
     params = {**CASES["yarn"][1], "rope_theta": 1e6}
     config = RopeConfig.from_hf({"model_type": "llama", **SMALL, "rope_parameters": params})
     assert (config.ext_factor, config.freq_scale, config.n_ctx_orig, config.freq_factors) == (1.0, 1 / 16, 8192, None)
-
-
-# What a model type's default configuration needs to be one that can be read.
-_HEAD = {"head_dim": 128}
-ADJUST: dict[str, dict[str, Any]] = {
-    "granitemoehybrid": {"position_embedding_type": "rope"},
-    "glm4_moe": _HEAD,
-    "glm4v_moe_text": {**_HEAD, "rope_parameters": {"mrope_section": [8, 12, 12]}},
-    "qwen2_vl_text": {"rope_parameters": {"mrope_section": [16, 24, 24]}},
-    "qwen2_5_vl_text": {"rope_parameters": {"mrope_section": [16, 24, 24]}},
-    "qwen2_5_omni_text": {"rope_parameters": {"mrope_section": [16, 24, 24]}},
-    "qwen3_vl_text": {"rope_parameters": {"mrope_section": [24, 20, 20], "mrope_interleaved": True}},
-    "qwen3_vl_moe_text": {"rope_parameters": {"mrope_section": [24, 20, 20], "mrope_interleaved": True}},
-    "qwen3_omni_moe_text": {**_HEAD, "rope_parameters": {"mrope_section": [24, 20, 20]}},
-    "qwen3_5_text": {"rope_parameters": {"mrope_section": [11, 11, 10], "mrope_interleaved": True}},
-    "qwen3_5_moe_text": {"rope_parameters": {"mrope_section": [11, 11, 10], "mrope_interleaved": True}},
-}
-#: Outer names for files that hold the text model's keys at the root; their inner names are tested.
-OUTER = {"qwen2_vl", "qwen2_5_vl"}
-PLAIN = {"gptj", "codegen"}
-
-
-def modeling(model_type: str) -> Any:
-    name = model_type_to_module_name(model_type).replace("-", "_")
-    return importlib.import_module(f"transformers.models.{name}.modeling_{name}")
-
-
-def rotary(model_type: str, hf: Any) -> Any:
-    """The text model's rotary module, built from a configuration."""
-    found = []
-    for name, value in vars(modeling(model_type)).items():
-        other = any(word in name for word in ("Vision", "Audio", "DiT", "Talker", "Esm", "SaProt"))
-        if inspect.isclass(value) and name.endswith("RotaryEmbedding") and not other:
-            found.append(value)
-    assert found, f"no rotary module in {modeling(model_type).__name__}"
-    text = [value for value in found if "Text" in value.__name__] or found
-    return text[0](hf)
 
 
 @pytest.mark.parametrize("model_type", sorted(set(MODELS) - OUTER - PLAIN))
@@ -261,7 +207,7 @@ def test_original_length_by_default(model_type: str, inner: dict[str, Any], root
 @pytest.mark.parametrize("inner", ["qwen2_vl_text", "gemma3_text"])
 def test_parameters_next_to_text_config(inner: str) -> None:
     """transformers reads those in text_config only; others at the root are refused, not skipped."""
-    text = {"model_type": inner, **SMALL, **_HEAD, **ADJUST.get(inner, {})}
+    text = {"model_type": inner, **SMALL, **HEAD, **ADJUST.get(inner, {})}
     plain = build(inner.removesuffix("_text"), text_config=copy.deepcopy(text)).text_config
     for given in ({"rope_theta": 5e5}, {"rope_scaling": {"type": "linear", "factor": 4.0}}):
         outer = {"model_type": inner.removesuffix("_text"), "text_config": text, **given}
@@ -380,7 +326,7 @@ def test_scaling_per_layer_type(model_type: str, name: str, older: bool, root: i
     if root is not None:
         given["original_max_position_embeddings"] = root
     if model_type == "gemma3_text":
-        given |= _HEAD
+        given |= HEAD
     module = rotary(model_type, build(model_type, **copy.deepcopy(given)))
     for layer in nested:
         config = RopeConfig.from_hf({"model_type": model_type, **given}, layer_type=layer)
