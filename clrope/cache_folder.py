@@ -28,6 +28,8 @@ _LAST_RESORT = "/dev/shm"
 #: What temporary folders begin with, and the seconds after which a new one is locked and a new file has its name.
 _PREFIX = "clrope-process-"
 _NEW_S = 60.0
+#: How often a folder is made that others remove.
+_TRIES = 3
 #: Errors that every file of a directory meets.
 _FULL = (errno.ENOSPC, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC))
 
@@ -88,18 +90,25 @@ def _temporary_instead(program: str) -> Path:
 
 def _make(path: Path) -> str:
     """Make a folder that is absent; return why it cannot be used, '' if it can."""
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return distrust(path)
-    except (OSError, ValueError) as error:  # ValueError: a null byte in its name
-        return getattr(error, "strerror", None) or str(error)
+    for _ in range(_TRIES):
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return distrust(path)
+        except FileNotFoundError as error:  # another process removes it at this moment
+            reason = error.strerror or str(error)
+        except (OSError, ValueError) as error:  # ValueError: a null byte in its name
+            return getattr(error, "strerror", None) or str(error)
+    return reason
 
 
 def distrust(path: Path) -> str:
-    """Return why the content of a folder or file is not to be trusted, '' if it is this user's alone."""
+    """Return why the content of a folder or file is not to be trusted, '' if it is this user's alone.
+
+    Raises `FileNotFoundError` if it is not there, or no longer.
+    """
+    status = os.stat(path)
     if not hasattr(os, "geteuid"):
         return "" if os.access(path, os.R_OK | os.W_OK) else "no permission"
-    status = os.stat(path)
     if status.st_uid != os.geteuid():
         return f"it belongs to another user (uid {status.st_uid})"
     if status.st_mode & 0o022:
@@ -108,16 +117,20 @@ def distrust(path: Path) -> str:
         mode = parent.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             return f"any user may replace it, because {parent} has mode {stat.S_IMODE(mode):o}"
-    return "" if os.access(path, os.R_OK | os.W_OK) else "no permission"
+    if os.access(path, os.R_OK | os.W_OK):
+        return ""
+    os.stat(path)
+    return "no permission"
 
 
 def temporary_dir() -> Path:
     """Return this process's temporary directory, which goes at its end; `RopeError` if none can be made."""
     folder = _temporary_dir(os.getpid())
-    if not folder.is_dir() or distrust(folder):  # a cleaner of /tmp removed it
-        _temporary_dir.cache_clear()
-        folder = _temporary_dir(os.getpid())
-    return folder
+    with contextlib.suppress(FileNotFoundError):  # a cleaner of /tmp removed it
+        if not distrust(folder):
+            return folder
+    _temporary_dir.cache_clear()
+    return _temporary_dir(os.getpid())
 
 
 @functools.cache

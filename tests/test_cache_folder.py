@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 import pytest
@@ -86,6 +87,39 @@ def test_a_directory_that_others_may_replace_is_not_used(cache: Path) -> None:
     parent.chmod(0o1777)
     assert cache_dir() == cache
     parent.chmod(before)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("after", ["mkdir", "resolve"])
+def test_a_directory_that_another_process_removes_is_made_again(
+    cache: Path, after: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, left = getattr(Path, after), [times]
+
+    def then_removed(self: Path, *args: Any, **options: Any) -> Any:
+        result = real(self, *args, **options)
+        if self == cache and left[0] > 0:
+            left[0] -= 1
+            cache.rmdir()
+        return result
+
+    monkeypatch.setattr(Path, after, then_removed)
+    assert cache_dir() == cache
+    assert cache.is_dir()
+    assert left == [0]
+
+
+def test_a_directory_that_is_removed_each_time_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Path.mkdir
+
+    def then_removed(self: Path, *args: Any, **options: Any) -> None:
+        real(self, *args, **options)
+        if self == cache:
+            cache.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", then_removed)
+    with pytest.warns(CacheWarning, match=f"{cache} is not used.*No such file"):
+        assert cache_dir() != cache
 
 
 @pytest.mark.parametrize("name", ["~nosuchuser/cache", "file/below", "a\0b", "x" * 5000])
