@@ -176,6 +176,7 @@ def run_in_a_deleted_directory(code: str, folder: Path, **environment: str) -> s
     )  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="a current directory can be removed")
 @pytest.mark.parametrize(
     ("words", "why"),
@@ -193,6 +194,7 @@ def test_a_current_directory_that_was_deleted(words: list[str], why: str, tmp_pa
     assert done.stderr == f"clrope: {words[-1]}: cannot be written ({why})\n"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="a current directory can be removed")
 def test_devices_are_found_in_a_current_directory_that_was_deleted(tmp_path: Path) -> None:
     code = "import clrope; print(sum(d.health.ok for d in clrope.devices(refresh=True)))"

@@ -196,6 +196,7 @@ def test_files_that_are_not_of_an_interrupted_run_are_refused(unfinished):
         unfinished(lambda result: result["missing"].append("x/f32/neox/out/forward"))
 
 
+@pytest.mark.one_in(2)
 def test_the_time_of_every_call_is_kept_where_asked_for(device, seed, tmp_path):
     result = run(select(NAMES[:1]), [device], options(seed, samples=True))
     check_schema(result)

@@ -17,7 +17,7 @@ from clrope.lab.new_kernel import write_new
 SHORT = ["bench", "--tiny", "--no-peers", "--rounds", "1"]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_an_interrupted_run_is_resumed(device: DeviceInfo, tmp_path: Path, process: Any) -> None:
     kept = tmp_path / "kept.json"
     words = [*SHORT, "--device", device.index, "--workload", "decode-1/f32", "--json", kept]

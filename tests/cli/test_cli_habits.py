@@ -285,7 +285,7 @@ def on_a_terminal(*words: str, columns: int = 60, **env: str) -> str:
     return shown.decode().replace("\r\n", "\n")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_styles_need_a_terminal(process: Call) -> None:
     words = ("config", "llama-3.1-8b")
     shown = on_a_terminal(*words)
@@ -409,6 +409,7 @@ def test_too_little_memory_ends_in_one_line(process: Call) -> None:
     assert done.stderr == "clrope: not enough memory (CLROPE_TRACEBACK=1 shows where)\n"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
 def test_a_signal_waits_for_the_end_of_an_import(number: signal.Signals, process: Call, tmp_path: Path) -> None:
     # As while PyOpenCL is imported, whose C++ aborts the process if its import raises an exception.
@@ -430,7 +431,7 @@ def test_no_error_ends_in_a_traceback(name: str, process: Call) -> None:
     assert done.stdout == ""
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_the_traceback_on_request(process: Call) -> None:
     done = process("devices", code=replaced("devices", "[][1]"), CLROPE_TRACEBACK="1")
     assert done.returncode == 2

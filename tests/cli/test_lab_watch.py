@@ -53,7 +53,7 @@ def test_a_save_in_two_steps_is_one_change(monkeypatch: pytest.MonkeyPatch) -> N
     assert list(looks) == []
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_a_kernel_that_is_mended_while_it_is_watched(device: DeviceInfo, tmp_path: Path) -> None:
     path = write_new(str(tmp_path / "mine"), "simple")
     right = path.read_text()

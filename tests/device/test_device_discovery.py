@@ -38,7 +38,7 @@ def test_a_healthy_device_and_what_is_known_of_it(script: Script, warm: Path) ->
     assert indices == sorted(set(indices))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_the_second_process_probes_nothing(script: Script, warm: Path) -> None:
     script("listing(); show()", warm)
     assert script("listing(); show(jobs=jobs)", warm)["jobs"] == []

@@ -19,7 +19,7 @@ EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 NEEDS = {"torch_zero_copy": "torch", "gguf_qk": "gguf", "local_fleet": "distributed"}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_runs_and_is_right(device: clrope.DeviceInfo, path: Path) -> None:
     needed = NEEDS.get(path.stem)

@@ -43,7 +43,7 @@ def test_probes(library: Path, function: str, action: str, tmp_path: Path) -> No
     assert ended == "right" or ended.startswith("error: "), ended
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("action", ["drop", "corrupt"])
 def test_what_is_wrong_is_shown(device: DeviceInfo, library: Path, action: str, capsys: Any) -> None:
     rows = list(fault_table.calls(device.index, library, "copies", action, sample=1, seed=0))

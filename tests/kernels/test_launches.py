@@ -195,7 +195,7 @@ POSITIONS = {
 }
 
 
-@pytest.mark.one_in(10)
+@pytest.mark.one_in(20)
 @pytest.mark.parametrize("where", POSITIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", ["normal", "neox"])

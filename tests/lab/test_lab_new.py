@@ -14,7 +14,7 @@ from clrope.lab.oclgrind import find_library
 from clrope.lab.simulator import simulate
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("like", kinds())
 def test_a_new_kernel_is_right(device: DeviceInfo, tmp_path: Path, like: str) -> None:
     path = write_new(str(tmp_path / "mine"), like)

@@ -56,7 +56,7 @@ def test_combinations(device: DeviceInfo, tmp_path: Path) -> None:
     assert best.speed > 0
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_what_there_is_no_time_for_is_said(device: DeviceInfo, tmp_path: Path) -> None:
     path = tmp_path / "mine.cl"
     path.write_text("// lab: tune WIDTH = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10\n" + TABLES)
@@ -96,7 +96,7 @@ def test_the_fastest_and_the_default_are_measured_again() -> None:
     assert part.failed == "cannot express b"
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_the_command(device: DeviceInfo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.cl"
     path.write_text(

@@ -166,6 +166,7 @@ def test_figures(call, put):
     assert "--figures: the files hold nothing to draw" in empty.stderr
 
 
+@pytest.mark.one_in(2)
 def test_figures_show_any_text_as_it_is(call, put):
     pytest.importorskip("matplotlib")
     labels = {"pocl": r"Foo $\frac$ bar", "intel": "_<&> $x^2$ \x1b[31m\0\x9f"}
