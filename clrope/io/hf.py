@@ -7,6 +7,7 @@ Both layouts are understood: `rope_parameters` (transformers 5; flat, or nested 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from types import NoneType
 from typing import Any
 
 from ..errors import ConfigError, shown
+from ..integers import is_integer
 from ..mode import SECTION_MODES, Mode, parse_mode
 from .hf_models import MODELS, REFUSED, UNKNOWN, ModelKind
 from .hf_rope import MOST_DIMS, Setting, count, layer_name, positive, real, rope_fields, rope_type_of, same
@@ -25,6 +27,10 @@ _SUSPECTS = (
     *("rope_local_base_freq", "global_rope_theta", "local_rope_theta", "partial_rotary_factors", "rope_interleave"),
     "use_dynamic_ntk",
 )
+#: The number of a layer as the key of an object.
+_LAYER = re.compile("[0-9]{1,9}")
+#: Sizes of heads, or of those of some layers, in a few model types each.
+_HEAD_SIZES = ("global_head_dim", "attention_head_dim", "kv_channels")
 #: Keys that transformers reads in the language model's part only.
 _PARAMETERS = ("rope_scaling", "rope_parameters", "partial_rotary_factor", *_SUSPECTS)
 _UNSET: tuple[object, ...] = (None, False, {})
@@ -49,6 +55,8 @@ def fields_from_hf(
     part = _parameters(data, kind, layer_type)
     rope_type = rope_type_of(part.params, part.path, yarn_is_longrope=kind.yarn_is_longrope)
     head_dim = _head_dim(data, kind, layer_type)
+    if kind is UNKNOWN:
+        _refuse_another_head(data, part, head_dim)
     dim = head_dim if rope_type == "proportional" else _rotated(data, kind, part, head_dim)
     if dim % 2 or dim < 2:
         raise ConfigError(f"{part.path}: {dim} of {head_dim} elements would rotate, an even number is needed")
@@ -261,9 +269,17 @@ def _theta(data: Mapping[str, Any], kind: ModelKind, part: _Part) -> float:
 def _head_dim(data: Mapping[str, Any], kind: ModelKind, layer_type: str | None) -> int:
     if kind.mla or (kind is UNKNOWN and data.get("qk_rope_head_dim") is not None):
         return _needed_count(data, "qk_rope_head_dim", "this model type rotates that many elements")
-    if kind.full_head_dim is not None and layer_type == _FULL:
+    own = _layer_head_dims(data)
+    if own:
+        return _own_head_dim(data, kind, layer_type, own)
+    if kind.full_head_dim is not None and layer_type == _FULL and "per_layer_config" not in data:
         key, default = kind.full_head_dim
-        return _per_layer_head_dim(data, layer_type) or _optional_count(data, key) or default
+        return _optional_count(data, key) or default
+    return _common_head_dim(data, kind)
+
+
+def _common_head_dim(data: Mapping[str, Any], kind: ModelKind) -> int:
+    """Return the size of a head in layers that have none of their own."""
     # null is not the default: the size follows from the others, as where the model type has none.
     size = _optional_count(data, "head_dim") if "head_dim" in data else kind.head_dim
     if size:
@@ -278,21 +294,55 @@ def _head_dim(data: Mapping[str, Any], kind: ModelKind, layer_type: str | None) 
     return width // heads
 
 
-def _per_layer_head_dim(data: Mapping[str, Any], layer_type: str) -> int | None:
-    """`head_dim` out of `per_layer_config` (layer index → overrides), for the layers of one type."""
-    table: Mapping[Any, Any] = _mapping(data, "per_layer_config")
-    for number, entry in table.items():
-        if entry is not None and not isinstance(entry, Mapping):
-            raise ConfigError(f"per_layer_config.{number}: got {type(entry).__name__}, an object is needed")
-    indices = [i for i, name in enumerate(_layer_types(data)) if name == layer_type]
-    entries = [table.get(i, table.get(str(i))) for i in indices]
-    given = [entry.get("head_dim") for entry in entries if entry is not None]
-    sizes = {None if size is None else count("per_layer_config.head_dim", size) for size in given}
-    if len(sizes) > 1:
+def _refuse_another_head(data: Mapping[str, Any], part: _Part, head_dim: int) -> None:
+    """In a model type that is not known, what may be the size of its heads, or of some, has to agree."""
+    for key in _HEAD_SIZES:
+        if _optional_count(data, key) not in (None, head_dim):
+            raise ConfigError(
+                f"{key}: got {shown(data[key])}, but heads of {head_dim} elements would rotate; model_type "
+                f"{shown(data.get('model_type'))} is not known here, so leave out of the two what does not apply"
+            )
+    share = part.params.get("partial_rotary_factor")
+    if data.get("qk_rope_head_dim") is not None and share is not None and real("partial_rotary_factor", share) != 1.0:
         raise ConfigError(
-            f"per_layer_config: the {layer_type!r} layers have heads of several sizes: {sorted(map(str, sizes))}"
+            f"{part.path}.partial_rotary_factor: got {shown(share)} next to qk_rope_head_dim; model_type "
+            f"{shown(data.get('model_type'))} is not known here, so leave out of the two what does not apply"
         )
-    return sizes.pop() if sizes else None
+
+
+def _layer_head_dims(data: Mapping[str, Any]) -> dict[int, int]:
+    """`head_dim` of the layers that have one of their own in `per_layer_config` (layer index → overrides)."""
+    table: Mapping[Any, Any] = _mapping(data, "per_layer_config")
+    sizes: dict[int, int | None] = {}
+    for number, entry in table.items():
+        # transformers writes '05'; in a file all keys are texts.
+        if not (is_integer(number) or (isinstance(number, str) and _LAYER.fullmatch(number))):
+            raise ConfigError(f"per_layer_config: got the key {shown(number)}, numbers of layers are needed")
+        index = int(number)
+        path = f"per_layer_config.{index}"
+        if entry is not None and not isinstance(entry, Mapping):
+            raise ConfigError(f"{path}: got {type(entry).__name__}, an object is needed")
+        if index in sizes:
+            raise ConfigError(f"{path}: this layer is there twice")
+        size = None if entry is None else entry.get("head_dim")
+        sizes[index] = None if size is None else count(f"{path}.head_dim", size)
+    return {index: size for index, size in sizes.items() if size is not None}
+
+
+def _own_head_dim(data: Mapping[str, Any], kind: ModelKind, layer_type: str | None, own: Mapping[int, int]) -> int:
+    """Return the size of a head where layers have sizes of their own; it must be one for all layers of a type."""
+    types = _layer_types(data)
+    if layer_type is None:
+        sizes = {*own.values(), _common_head_dim(data, kind)}
+        which = "the layers"
+    else:
+        sizes = {own.get(i) or _common_head_dim(data, kind) for i, name in enumerate(types) if name == layer_type}
+        which = f"the {layer_type!r} layers"
+    if not sizes:
+        raise ConfigError(f"per_layer_config: layer_types does not say which layers are {layer_type!r}")
+    if len(sizes) > 1:
+        raise ConfigError(f"per_layer_config: {which} have heads of several sizes: {sorted(sizes)}")
+    return sizes.pop()
 
 
 def _layer_types(data: Mapping[str, Any]) -> Sequence[str]:

@@ -65,7 +65,7 @@ def test_another_type_is_refused(config, message):
     ("table", "message"),
     [
         ("x", "per_layer_config: got str, an object is needed"),
-        ({"0": {"head_dim": [1]}}, "per_layer_config.head_dim: got [1], an integer greater than 0 is needed"),
+        ({"0": {"head_dim": [1]}}, "per_layer_config.0.head_dim: got [1], an integer greater than 0 is needed"),
         ({"0": 5}, "per_layer_config.0: got int, an object is needed"),
     ],
 )

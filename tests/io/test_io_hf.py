@@ -271,8 +271,11 @@ def test_gemma4_full_layers_have_larger_heads() -> None:
     assert (full.n_dims, full.freq_factors) == (512, (1.0,) * 64 + (1e30,) * 192)
     assert RopeConfig.from_hf(data, layer_type="sliding_attention").n_dims == 256
     types = ["sliding_attention", "full_attention"]
-    per_layer = {**data, "global_head_dim": None, "layer_types": types, "per_layer_config": {"1": {"head_dim": 128}}}
-    assert RopeConfig.from_hf(per_layer, layer_type="full_attention").n_dims == 128
+    for key in ("1", "01", 1):
+        per_layer = {**data, "layer_types": types, "per_layer_config": {key: {"head_dim": 128}}}
+        assert RopeConfig.from_hf(per_layer, layer_type="full_attention").n_dims == 128
+        assert RopeConfig.from_hf(per_layer, layer_type="sliding_attention").n_dims == 256
+    assert RopeConfig.from_hf({**per_layer, "per_layer_config": {}}, layer_type="full_attention").n_dims == 256
 
 
 def test_text_config_without_a_model_type() -> None:
@@ -461,3 +464,51 @@ def test_a_base_at_the_root_where_it_is_read() -> None:
     own = {"full_attention": {}, "sliding_attention": {"rope_theta": 1e4}}
     assert RopeConfig.from_hf({**file, "rope_parameters": own}, layer_type="sliding_attention").freq_base == 1e4
     assert RopeConfig.from_hf({**file, "rope_theta": 500000}, layer_type="sliding_attention").freq_base == 5e5
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"kv_channels": 128}, "kv_channels: got 128, but heads of 64 elements would rotate"),
+        ({"attention_head_dim": 128}, "attention_head_dim: got 128, but heads of 64 elements would rotate"),
+        ({"head_dim": 256, "global_head_dim": 512}, "global_head_dim: got 512, but heads of 256 elements would rotate"),
+        ({"qk_rope_head_dim": 32, "partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5 next to qk_rope_head"),
+    ],
+)
+def test_heads_of_a_model_type_that_is_not_known(keys: dict[str, Any], message: str) -> None:
+    file = {**LLAMA, "model_type": "another", "rope_theta": 1e4, **keys}
+    if share := file.pop("partial_rotary_factor", None):
+        file["rope_parameters"] = {"partial_rotary_factor": share}
+    with pytest.raises(ConfigError, match=message):
+        RopeConfig.from_hf(file, mode="neox")
+    agrees = {**LLAMA, "model_type": "another", "rope_theta": 1e4, "kv_channels": 64, "attention_head_dim": None}
+    assert RopeConfig.from_hf(agrees, mode="neox").n_dims == 64
+
+
+@pytest.mark.parametrize(
+    ("table", "layer_type", "message"),
+    [
+        (
+            {"1": {"head_dim": 128}},
+            "full_attention",
+            "the 'full_attention' layers have heads of several sizes: [64, 128]",
+        ),
+        ({"1": {"head_dim": 128}}, None, "the layers have heads of several sizes: [64, 128]"),
+        ({"x": {}}, "full_attention", "got the key 'x', numbers of layers are needed"),
+        ({"1": {}, "01": {}}, "full_attention", "1: this layer is there twice"),
+        ({"1": {"head_dim": 128}}, "another", "layer_types does not say which layers are 'another'"),
+    ],
+)
+def test_heads_of_several_sizes(table: dict[str, Any], layer_type: str | None, message: str) -> None:
+    file = {
+        **LLAMA,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "per_layer_config": table,
+    }
+    if layer_type is not None:
+        file["rope_parameters"] = {name: {"rope_theta": 1e4} for name in ("full_attention", "another")}
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        RopeConfig.from_hf(file, layer_type=layer_type)
+    file["per_layer_config"] = {"02": {"head_dim": 128}, "1": {"head_dim": 128}}
+    if layer_type == "full_attention":
+        assert RopeConfig.from_hf(file, layer_type=layer_type).n_dims == 128

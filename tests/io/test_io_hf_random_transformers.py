@@ -65,7 +65,9 @@ def draw_file(model_type: str, draw: random.Random) -> dict[str, Any]:
     if kind.rotary_dim_key:
         optional[kind.rotary_dim_key] = [32, 48, 64]
     if kind.full_head_dim:
+        file["layer_types"] = list(LAYERS)
         optional[kind.full_head_dim[0]] = [64, 512]
+        optional["per_layer_config"] = [{"00": {"head_dim": 128}}, {"1": {"head_dim": 64}}, {}]
     if kind.two_thetas and kind.two_thetas.sliding_key:
         optional[kind.two_thetas.sliding_key] = BASES
     file |= {key: draw.choice(values) for key, values in optional.items() if draw.random() < 0.35}
