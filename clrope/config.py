@@ -18,7 +18,7 @@ from .arguments import integer, sequence
 from .bounded_read import path_argument
 from .errors import ConfigError, naming_file, shown, unreadable
 from .io import gguf, hf, presets
-from .io.hf_rope import LEAST_REAL, MOST_DIMS, MOST_REAL
+from .io.config_values import LEAST_REAL, MOST_DIMS, MOST_REAL
 from .mode import GGML_MODES, SECTION_MODES, Mode, modes_text, parse_mode
 
 __all__ = ["GGML_MODES", "SECTION_MODES", "Angles", "Mode", "RopeConfig", "parse_mode"]

@@ -13,8 +13,8 @@ from typing import Annotated, Any, get_args
 
 from ..config import RopeConfig
 from ..errors import ConfigError, RopeError, naming_file
+from ..io.config_values import MOST_DIMS
 from ..io.files import format_of, read_arrays
-from ..io.hf_rope import MOST_DIMS
 from ..io.json_object import read_json_object
 from ..layout import DTYPES
 from .options import LayerType, Mode, SeqLen, value

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..api import operation
 from ..config import Mode, RopeConfig
 from ..errors import ConfigError, DeviceError, ShapeError, renamed, shown
-from ..io.hf_rope import MOST_REAL
+from ..io.config_values import MOST_REAL
 from ..tables import rotate_plan
 
 _STORAGE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..mode import SECTION_MODES, Mode, parse_mode
+from .config_values import count, layer_name, positive, real
 from .gguf_file import read_gguf
 from .gguf_models import (
     ARCHITECTURES,
@@ -28,7 +29,6 @@ from .gguf_models import (
     SECTIONS_DECIDE,
     UNSCALED_SLIDING,
 )
-from .hf_rope import count, layer_name, positive, real
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _UNDERSTOOD = frozenset(

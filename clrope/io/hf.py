@@ -7,18 +7,18 @@ Both layouts are understood: `rope_parameters` (transformers 5; flat, or nested 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
 from ..errors import ConfigError, shown
-from ..integers import is_integer
 from ..mode import SECTION_MODES, Mode, parse_mode
+from .config_values import MOST_DIMS, count, layer_name, mapping, needed_count, optional_count, positive, real, same
+from .hf_heads import FULL_ATTENTION, head_size, layer_types, refuse_another_head
 from .hf_models import MODELS, REFUSED, UNKNOWN, ModelKind
-from .hf_rope import MOST_DIMS, Setting, count, layer_name, positive, real, rope_fields, rope_type_of, same
+from .hf_rope import Setting, rope_fields, rope_type_of
 from .json_object import read_json_object
 
 #: Root keys that change RoPE in some model types; refused where the model type at hand does not read them.
@@ -27,14 +27,10 @@ _SUSPECTS = (
     *("rope_local_base_freq", "global_rope_theta", "local_rope_theta", "partial_rotary_factors", "rope_interleave"),
     "use_dynamic_ntk",
 )
-#: The number of a layer as the key of an object.
-_LAYER = re.compile("[0-9]{1,9}")
-#: Sizes of heads, or of those of some layers, in a few model types each.
-_HEAD_SIZES = ("global_head_dim", "attention_head_dim", "kv_channels")
 #: Keys that transformers reads in the language model's part only.
 _PARAMETERS = ("rope_scaling", "rope_parameters", "partial_rotary_factor", *_SUSPECTS)
 _UNSET: tuple[object, ...] = (None, False, {})
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+_SLIDING = "sliding_attention"
 
 
 def fields_from_hf(
@@ -54,9 +50,9 @@ def fields_from_hf(
     _refuse_unread(data, kind)
     part = _parameters(data, kind, layer_type)
     rope_type = rope_type_of(part.params, part.path, yarn_is_longrope=kind.yarn_is_longrope)
-    head_dim = _head_dim(data, kind, layer_type)
+    head_dim = head_size(data, kind, layer_type)
     if kind is UNKNOWN:
-        _refuse_another_head(data, part, head_dim)
+        refuse_another_head(data, part.params, part.path, head_dim)
     dim = head_dim if rope_type == "proportional" else _rotated(data, kind, part, head_dim)
     if dim % 2 or dim < 2:
         raise ConfigError(f"{part.path}: {dim} of {head_dim} elements would rotate, an even number is needed")
@@ -67,8 +63,8 @@ def fields_from_hf(
         theta=_theta(data, kind, part),
         dim=dim,
         head_dim=head_dim,
-        root_original=_optional_count(data, "original_max_position_embeddings") or kind.original,
-        max_positions=_optional_count(data, "max_position_embeddings"),
+        root_original=optional_count(data, "original_max_position_embeddings") or kind.original,
+        max_positions=optional_count(data, "max_position_embeddings"),
         seq_len=seq_len,
         nested=part.nested,
     )
@@ -101,7 +97,7 @@ def _load(source: str | os.PathLike[str] | Mapping[str, Any]) -> Mapping[str, An
 
 def _text_part(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the language model's part of a multimodal configuration, or the whole."""
-    text = _mapping(data, "text_config")
+    text = mapping(data, "text_config")
     if not text:
         return data
     for key in _PARAMETERS:
@@ -164,7 +160,7 @@ def _refuse_unread(data: Mapping[str, Any], kind: ModelKind) -> None:
 
 
 def _parameters(data: Mapping[str, Any], kind: ModelKind, layer_type: str | None) -> _Part:
-    old, new = (_mapping(data, key) for key in ("rope_scaling", "rope_parameters"))
+    old, new = (mapping(data, key) for key in ("rope_scaling", "rope_parameters"))
     if old and new and not same(dict(old), dict(new)):
         raise ConfigError("rope_scaling: differs from rope_parameters in the same file")
     path = "rope_parameters" if new or not old else "rope_scaling"
@@ -184,7 +180,7 @@ def _parameters(data: Mapping[str, Any], kind: ModelKind, layer_type: str | None
         if path == "rope_parameters" and params:
             raise ConfigError(f"rope_parameters: model_type {shown(data.get('model_type'))} has them per layer type")
         return _two_thetas_part(data, params, kind, layer_type)
-    types = _layer_types(data)
+    types = layer_types(data)
     if layer_type is not None and layer_type not in types:
         raise ConfigError(f"layer_type: got {layer_type!r}, this file has one RoPE and names no such layer type")
     return _Part(params, path, nested=False, theta_key=kind.theta_key, theta=kind.theta)
@@ -203,7 +199,7 @@ def _nested_part(params: Mapping[str, Any], path: str, kind: ModelKind, layer_ty
     key: str | None = kind.theta_key
     theta = kind.theta
     if both is not None:
-        key, theta = (both.full_key, both.full) if layer_type == _FULL else (both.sliding_key, both.sliding)
+        key, theta = (both.full_key, both.full) if layer_type == FULL_ATTENTION else (both.sliding_key, both.sliding)
     return _Part(chosen, f"{path}.{layer_type}", nested=True, theta_key=key, theta=theta)
 
 
@@ -212,9 +208,9 @@ def _two_thetas_part(
 ) -> _Part:
     """The older layout of such models, which transformers turns into parameters per layer type."""
     assert kind.two_thetas is not None
-    if layer_type not in (_FULL, _SLIDING):
+    if layer_type not in (FULL_ATTENTION, _SLIDING):
         got = "not given" if layer_type is None else f"got {layer_type!r}"
-        raise ConfigError(f"layer_type: {got}, this model type has {_FULL!r} and {_SLIDING!r}")
+        raise ConfigError(f"layer_type: {got}, this model type has {FULL_ATTENTION!r} and {_SLIDING!r}")
     both = kind.two_thetas
     if params.get("rope_type") is None and params.get("type") not in (None, "default"):
         # What transformers 4 read; transformers 5 computes type 'default'.
@@ -222,20 +218,11 @@ def _two_thetas_part(
             f"rope_scaling.type: got {shown(params['type'])} without rope_type, "
             f"the only key that transformers 5 reads in model_type {shown(data.get('model_type'))}"
         )
-    if layer_type == _FULL:
+    if layer_type == FULL_ATTENTION:
         return _Part(params, "rope_scaling", nested=True, theta_key=both.full_key, theta=both.full)
     if both.scaled_alike:
         return _Part(params, "rope_scaling", nested=True, theta_key=both.sliding_key, theta=both.sliding)
     return _Part({}, _SLIDING, nested=True, theta_key=both.sliding_key, theta=both.sliding)
-
-
-def _mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = data.get(key)
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{key}: got {type(value).__name__}, an object is needed")
-    return value
 
 
 def _theta(data: Mapping[str, Any], kind: ModelKind, part: _Part) -> float:
@@ -266,102 +253,11 @@ def _theta(data: Mapping[str, Any], kind: ModelKind, part: _Part) -> float:
     return part.theta
 
 
-def _head_dim(data: Mapping[str, Any], kind: ModelKind, layer_type: str | None) -> int:
-    if kind.mla or (kind is UNKNOWN and data.get("qk_rope_head_dim") is not None):
-        return _needed_count(data, "qk_rope_head_dim", "this model type rotates that many elements")
-    own = _layer_head_dims(data)
-    if own:
-        return _own_head_dim(data, kind, layer_type, own)
-    if kind.full_head_dim is not None and layer_type == _FULL and "per_layer_config" not in data:
-        key, default = kind.full_head_dim
-        return _optional_count(data, key) or default
-    return _common_head_dim(data, kind)
-
-
-def _common_head_dim(data: Mapping[str, Any], kind: ModelKind) -> int:
-    """Return the size of a head in layers that have none of their own."""
-    # null is not the default: the size follows from the others, as where the model type has none.
-    size = _optional_count(data, "head_dim") if "head_dim" in data else kind.head_dim
-    if size:
-        return size
-    width_key, heads_key = kind.size_keys
-    if data.get(width_key) is None and data.get("hidden_size") is not None:
-        width_key, heads_key = "hidden_size", "num_attention_heads"
-    width = _needed_count(data, width_key, "the size of a head follows from it")
-    heads = _needed_count(data, heads_key, "the size of a head follows from it")
-    if width % heads:
-        raise ConfigError(f"{width_key}: got {width}, {heads_key} {heads} does not divide it; give head_dim")
-    return width // heads
-
-
-def _refuse_another_head(data: Mapping[str, Any], part: _Part, head_dim: int) -> None:
-    """In a model type that is not known, what may be the size of its heads, or of some, has to agree."""
-    for key in _HEAD_SIZES:
-        if _optional_count(data, key) not in (None, head_dim):
-            raise ConfigError(
-                f"{key}: got {shown(data[key])}, but heads of {head_dim} elements would rotate; model_type "
-                f"{shown(data.get('model_type'))} is not known here, so leave out of the two what does not apply"
-            )
-    share = part.params.get("partial_rotary_factor")
-    if data.get("qk_rope_head_dim") is not None and share is not None and real("partial_rotary_factor", share) != 1.0:
-        raise ConfigError(
-            f"{part.path}.partial_rotary_factor: got {shown(share)} next to qk_rope_head_dim; model_type "
-            f"{shown(data.get('model_type'))} is not known here, so leave out of the two what does not apply"
-        )
-
-
-def _layer_head_dims(data: Mapping[str, Any]) -> dict[int, int]:
-    """`head_dim` of the layers that have one of their own in `per_layer_config` (layer index → overrides)."""
-    table: Mapping[Any, Any] = _mapping(data, "per_layer_config")
-    sizes: dict[int, int | None] = {}
-    for number, entry in table.items():
-        # transformers writes '05'; in a file all keys are texts.
-        if not (is_integer(number) or (isinstance(number, str) and _LAYER.fullmatch(number))):
-            raise ConfigError(f"per_layer_config: got the key {shown(number)}, numbers of layers are needed")
-        index = int(number)
-        path = f"per_layer_config.{index}"
-        if entry is not None and not isinstance(entry, Mapping):
-            raise ConfigError(f"{path}: got {type(entry).__name__}, an object is needed")
-        if index in sizes:
-            raise ConfigError(f"{path}: this layer is there twice")
-        size = None if entry is None else entry.get("head_dim")
-        sizes[index] = None if size is None else count(f"{path}.head_dim", size)
-    return {index: size for index, size in sizes.items() if size is not None}
-
-
-def _own_head_dim(data: Mapping[str, Any], kind: ModelKind, layer_type: str | None, own: Mapping[int, int]) -> int:
-    """Return the size of a head where layers have sizes of their own; it must be one for all layers of a type."""
-    types = _layer_types(data)
-    if layer_type is None:
-        sizes = {*own.values(), _common_head_dim(data, kind)}
-        which = "the layers"
-    else:
-        sizes = {own.get(i) or _common_head_dim(data, kind) for i, name in enumerate(types) if name == layer_type}
-        which = f"the {layer_type!r} layers"
-    if not sizes:
-        raise ConfigError(f"per_layer_config: layer_types does not say which layers are {layer_type!r}")
-    if len(sizes) > 1:
-        raise ConfigError(f"per_layer_config: {which} have heads of several sizes: {sorted(sizes)}")
-    return sizes.pop()
-
-
-def _layer_types(data: Mapping[str, Any]) -> Sequence[str]:
-    types = data.get("layer_types")
-    if types is None:
-        return ()
-    if not isinstance(types, (list, tuple)):
-        raise ConfigError(f"layer_types: got {type(types).__name__}, a list of names is needed")
-    for i, name in enumerate(types):
-        if not isinstance(name, str):
-            raise ConfigError(f"layer_types[{i}]: got {type(name).__name__}, a name is needed")
-    return types
-
-
 def _rotated(data: Mapping[str, Any], kind: ModelKind, part: _Part, head_dim: int) -> int:
     """Number of rotated elements of a head."""
     inner, outer = part.params.get("partial_rotary_factor"), data.get(kind.partial_key)
     if kind.rotary_dim_key is not None and (kind.plain or data.get(kind.rotary_dim_key) is not None):
-        dim = _needed_count(data, kind.rotary_dim_key, "it is the number of rotated elements")
+        dim = needed_count(data, kind.rotary_dim_key, "it is the number of rotated elements")
         for share in (inner, outer):
             if share is not None and int(head_dim * real("partial_rotary_factor", share)) != dim:
                 raise ConfigError(f"{kind.rotary_dim_key}: {dim}, partial_rotary_factor {share} says otherwise")
@@ -387,7 +283,7 @@ def _default_share(data: Mapping[str, Any], kind: ModelKind, head_dim: int) -> A
     """`partial_rotary_factor` where the parameters have none: the root's, else the model type's."""
     if data.get(kind.partial_key) is not None:
         return data[kind.partial_key]
-    dim = None if kind.rotary_dim_key is None else _optional_count(data, kind.rotary_dim_key)
+    dim = None if kind.rotary_dim_key is None else optional_count(data, kind.rotary_dim_key)
     return kind.partial if dim is None else dim / head_dim
 
 
@@ -420,15 +316,3 @@ def _sections(data: Mapping[str, Any], mode: Mode, part: _Part, pairs: int) -> t
     if total < pairs or (mode == "mrope" and total != pairs):
         raise ConfigError(f"{path}: {sizes} add up to {total}, the head has {pairs} rotated pairs")
     return (sizes[0], sizes[1], sizes[2], 0)
-
-
-def _optional_count(data: Mapping[str, Any], key: str) -> int | None:
-    value = data.get(key)
-    return None if value is None else count(key, value)
-
-
-def _needed_count(data: Mapping[str, Any], key: str, why: str) -> int:
-    value = data.get(key)
-    if value is None:
-        raise ConfigError(f"{key}: missing, {why}")
-    return count(key, value)

@@ -494,12 +494,13 @@ def test_heads_of_a_model_type_that_is_not_known(keys: dict[str, Any], message: 
             "the 'full_attention' layers have heads of several sizes: [64, 128]",
         ),
         ({"1": {"head_dim": 128}}, None, "the layers have heads of several sizes: [64, 128]"),
+        ({10**5000: {}}, "full_attention", "per_layer_config: got the key "),
         ({"x": {}}, "full_attention", "got the key 'x', numbers of layers are needed"),
         ({"1": {}, "01": {}}, "full_attention", "1: this layer is there twice"),
         ({"1": {"head_dim": 128}}, "another", "layer_types does not say which layers are 'another'"),
     ],
 )
-def test_heads_of_several_sizes(table: dict[str, Any], layer_type: str | None, message: str) -> None:
+def test_heads_of_several_sizes(table: dict[Any, Any], layer_type: str | None, message: str) -> None:
     file = {
         **LLAMA,
         "layer_types": ["sliding_attention", "full_attention", "full_attention"],
