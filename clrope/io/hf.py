@@ -78,7 +78,10 @@ def fields_from_hf(
 
 @dataclass(frozen=True)
 class _Part:
-    """The parameters of one layer type: their keys, where they were, and the base where they hold none."""
+    """The parameters of one layer type: their keys, where they were, and the base where they hold none.
+
+    theta_key: the root's key for this base; None where transformers 5 reads none, see `TwoThetas`.
+    """
 
     params: Mapping[str, Any]
     path: str
@@ -212,7 +215,7 @@ def _two_thetas_part(
         got = "not given" if layer_type is None else f"got {layer_type!r}"
         raise ConfigError(f"layer_type: {got}, this model type has {FULL_ATTENTION!r} and {_SLIDING!r}")
     both = kind.two_thetas
-    if params.get("rope_type") is None and params.get("type") not in (None, "default"):
+    if params.get("rope_type") is None and not any(same(params.get("type"), plain) for plain in (None, "default")):
         # What transformers 4 read; transformers 5 computes type 'default'.
         raise ConfigError(
             f"rope_scaling.type: got {shown(params['type'])} without rope_type, "

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from plain_rope import axes, magnitude, omegas
 
@@ -399,6 +400,7 @@ def test_unreadable_sources(tmp_path: Path) -> None:
             {"rope_scaling": {"type": "linear", "factor": 2.0}},
             "rope_scaling.type: got 'linear' without rope_type",
         ),
+        ({"rope_scaling": {"type": np.arange(2)}}, "rope_scaling.type: got array([0, 1]) without rope_type"),
         ({"rope_theta": 1e6}, "rope_theta: got 1000000.0, which transformers 4 takes for the sliding layers "),
         (
             {"model_type": "cohere2_moe", "rope_scaling": {"rope_type": "linear"}},
