@@ -119,7 +119,7 @@ def distrust(path: Path) -> str:
             return f"any user may replace it, because {parent} has mode {stat.S_IMODE(mode):o}"
     if os.access(path, os.R_OK | os.W_OK):
         return ""
-    os.stat(path)
+    os.stat(path)  # raises if it has gone meanwhile
     return "no permission"
 
 
