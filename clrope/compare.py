@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ class Comparison:
     max_ulp:   largest distance in representable values of got's dtype, to want rounded to that dtype.
     identical: whether all values are equal after rounding want to got's dtype (NaN equals NaN, 0 equals -0).
     first:     index of the first value that is not equal so, or None.
+    error, norm: square roots of the two sums of nmse; error is inf if nmse is because of a value that is not finite.
     """
 
     nmse: float
@@ -36,6 +39,8 @@ class Comparison:
     first: tuple[int, ...] | None
     got_first: float | None = None
     want_first: float | None = None
+    error: float = 0.0
+    norm: float = 0.0
 
     def __str__(self) -> str:
         text = f"NMSE {self.nmse:.3g}, max |difference| {self.max_abs:.3g}, max {self.max_ulp:.3g} ulp"
@@ -113,6 +118,7 @@ def compare(got: Any, want: Any) -> Comparison:
         difference = known - right
         power = float(np.sum(right**2))
         error = float(np.sum(difference**2))
+        norms = _norm(difference, error), _norm(right, power)
     nmse = float("inf") if wrong.any() else error_ratio(error, power, known, right)
     ulp = float("inf")
     if not wrong.any():
@@ -131,4 +137,41 @@ def compare(got: Any, want: Any) -> Comparison:
         first,
         None if first is None else float(x[first]),
         None if first is None else float(y[first]),
+        math.inf if wrong.any() else norms[0],
+        norms[1],
+    )
+
+
+def _norm(values: npt.NDArray[Any], squares: float) -> float:
+    """Return the square root of a sum of squares, which may have been too small or too large for float64."""
+    if _LEAST_SUM <= squares <= _LARGEST_SUM:
+        return math.sqrt(squares)
+    largest = float(np.abs(values).max())
+    if largest == 0 or not math.isfinite(largest):
+        return largest
+    return largest * math.sqrt(float(np.sum((values / largest) ** 2)))
+
+
+def compare_parts(parts: Sequence[tuple[tuple[int, ...], Comparison]]) -> Comparison:
+    """Return the comparison of an array, of which parts were compared: for each part the index where it begins."""
+    if len(parts) == 1:
+        return parts[0][1]
+    found = [part for _, part in parts]
+    # `hypot` squares no number that has no square in float64.
+    error, norm = (math.hypot(*numbers) for numbers in zip(*((part.error, part.norm) for part in found), strict=True))
+    ratio = error / norm if norm else math.inf
+    first, which = min(
+        ((tuple(map(add, begin, part.first)), k) for k, (begin, part) in enumerate(parts) if part.first is not None),
+        default=(None, 0),
+    )
+    return Comparison(
+        max(ratio * ratio, math.ulp(0.0)) if error else 0.0,
+        max(part.max_abs for part in found),
+        max(part.max_ulp for part in found),
+        first is None,
+        first,
+        found[which].got_first,
+        found[which].want_first,
+        error,
+        norm,
     )

@@ -74,6 +74,15 @@ class GivenPositions:
             return None
         return int(self.array.min()), int(self.array.max()) + (self.seq - 1 if self.offsets else 0)
 
+    def part(self, batches: slice, tokens: slice) -> Any:
+        """Return the positions of some batches and tokens in a form that is accepted for them alone."""
+        if self.first is not None:
+            return self.first + tokens.start
+        if self.offsets:  # not [B], which may be as long as the part has tokens
+            rows = self.array[batches].astype(np.int64)[:, None] + np.arange(tokens.start, tokens.stop)
+            return np.broadcast_to(rows, (4, *rows.shape)) if self.sections else rows
+        return self.array[..., batches, tokens] if self.batch_stride else self.array[..., tokens]
+
     def rows(self) -> PositionRows:
         """Return the rows, one for each token (of each batch, where batches differ)."""
         rows = self.array.astype(np.int64)

@@ -5,18 +5,25 @@
   bytes an element ('V2'); the rule here, in both directions: an unnamed two-byte void in .npy or .npz *is* bfloat16.
 - float8_e4m3fn and float8_e5m2 fit in .safetensors only.
 - A file is untrusted: what its header claims is compared with its length before memory is allocated.
-- .npy is mapped read-only, so that a file larger than memory can be worked on in parts; .npz and .safetensors are read.
+- A file may be larger than memory: arrays of .npy and .safetensors are read in parts, those of .npz one by one, and all
+  are written in parts. `read_arrays` maps .npy read-only and reads the others whole.
 - A file is written to its folder under another name, then renamed over it.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 import os
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from operator import mul
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -27,25 +34,32 @@ from ..errors import ConfigError, RopeError, ShapeError
 from ..output_file import replace_file
 from ..strict_json import parse_json
 
+if TYPE_CHECKING:
+    from zipfile import ZipFile, ZipInfo
+
 Array = npt.NDArray[Any]
+#: A part of an array: for each axis a slice with start and stop.
+Part = tuple[slice, ...]
 Format = Literal["npy", "npz", "safetensors"]
 
 BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 #: Name of the array of a .npy file.
 SINGLE = "x"
 
+#: Elements of a part, at most. Reading, rotating and writing it takes milliseconds; checking takes 100 bytes for each.
+PART = 1 << 22
+
 _FORMATS: dict[str, Format] = {".npy": "npy", ".npz": "npz", ".safetensors": "safetensors"}
 _BF16_IN_NUMPY = np.dtype("V2")
-_WRITABLE = frozenset(
-    [np.dtype(np.bool_), BFLOAT16]
-    + [np.dtype(f"f{size}") for size in (2, 4, 8)]
-    + [np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)]
-)
-#: safetensors' names of types that its NumPy interface cannot read.
-_FLOAT8 = {"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2)}
-_SAFETENSORS = (
-    "BOOL", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "F16", "BF16", "F32", "F64", *_FLOAT8
-)  # fmt: skip
+#: The types of safetensors, in the order by which its package sorts arrays.
+_SAFETENSORS: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_), "U8": np.dtype("u1"), "I8": np.dtype("i1"),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2), "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "I16": np.dtype("i2"), "U16": np.dtype("u2"), "F16": np.dtype("f2"), "BF16": BFLOAT16,
+    "I32": np.dtype("i4"), "U32": np.dtype("u4"), "F32": np.dtype("f4"),
+    "F64": np.dtype("f8"), "I64": np.dtype("i8"), "U64": np.dtype("u8"),
+}  # fmt: skip
+_IN_NUMPY = frozenset(dtype for name, dtype in _SAFETENSORS.items() if not name.startswith("F8"))
 #: Bytes of an array's name in .npz, where '.npy' follows it, and of a header of .npy, as NumPy has them.
 _LONGEST_NAME, _LONGEST_HEADER = 65_531, 10_000
 #: Bytes of a header of .safetensors, and arrays of a file, each of which takes its reader time: several times what
@@ -63,20 +77,63 @@ def format_of(path: str | os.PathLike[str]) -> Format:
     return _FORMATS[suffix]
 
 
+@dataclass(frozen=True)
+class StoredArray:
+    """An array of an open file, whose parts can be read.
+
+    dtype, shape: as `read_arrays` returns them. order: the axes, the outermost in the file first.
+    """
+
+    path: Path
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    order: Sequence[int]
+    read: Callable[[Iterable[Part]], Iterator[Array]]
+
+    def parts(self, parts: Iterable[Part]) -> Iterator[Array]:
+        """Read parts, one after the other; of .npz the whole array stays in memory until the last one."""
+        with _reading(self.path):
+            for array in self.read(parts):
+                yield _from_numpy(array)
+
+    def whole(self) -> Array:
+        """Read all of it."""
+        return next(self.parts([tuple(slice(0, length) for length in self.shape)]))
+
+
+def parts_of(shape: Sequence[int], axes: Iterable[int]) -> list[Part]:
+    """Cut an array into parts of at most `PART` elements, along the first of these axes as far as that suffices."""
+    steps = list(shape)
+    for axis in axes:
+        rest = math.prod(steps[:axis] + steps[axis + 1 :])
+        steps[axis] = min(steps[axis], max(PART // max(rest, 1), 1))
+    cuts = [
+        [slice(i, min(i + step, length)) for i in range(0, length, step)] if length else [slice(0, 0)]
+        for step, length in zip(steps, shape, strict=True)
+    ]
+    return list(itertools.product(*cuts))
+
+
+@contextmanager
+def open_arrays(path: str | os.PathLike[str]) -> Iterator[dict[str, StoredArray]]:
+    """Open a file and return its arrays by name, in the file's order; only headers are read."""
+    kind, path = format_of(path), Path(path)
+    with _reading(path):
+        require_regular(path)
+        file = open(path, "rb")  # noqa: SIM115
+    with file:
+        with _reading(path):
+            arrays = _OPEN[kind](path, file)
+        yield arrays
+
+
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
     """Return the arrays of a file by name, in the file's order; those mapped from the file are read-only."""
-    kind, path = format_of(path), Path(path)
-    try:
-        require_regular(path)
-        if kind == "npy":
-            return {SINGLE: _from_numpy(_load_npy(path))}
-        if kind == "npz":
-            return _read_npz(path)
-        return _read_safetensors(path)
-    except OSError as error:
-        raise RopeError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except Exception as error:  # the parsers raise a dozen types for damaged files, tokenize.TokenError among them
-        raise RopeError(f"{path}: not a readable .{kind} file ({_reason(error)})") from error
+    with open_arrays(path) as arrays:
+        if format_of(path) == "npy":
+            with _reading(Path(path)):
+                return {SINGLE: _from_numpy(_load_npy(Path(path)))}
+        return {name: array.whole() for name, array in arrays.items()}
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
@@ -84,13 +141,20 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     if format_of(path) != "safetensors":
         return {}
     path = Path(path)
-    try:
+    with _reading(path):
         require_regular(path)
         return _read_safetensors_metadata(path)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Raise `RopeError` for a file that cannot be read or is damaged."""
+    try:
+        yield
     except OSError as error:
         raise RopeError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except Exception as error:
-        raise RopeError(f"{path}: not a readable .safetensors file ({_reason(error)})") from error
+    except Exception as error:  # the parsers raise a dozen types for damaged files, tokenize.TokenError among them
+        raise RopeError(f"{path}: not a readable .{format_of(path)} file ({_reason(error)})") from error
 
 
 def _reason(error: Exception) -> str:
@@ -104,30 +168,46 @@ def write_arrays(
 
     A .npy file takes exactly one array, of any name. Metadata (strings) fits in .safetensors only.
     """
+    ready = {name: np.asarray(array) for name, array in arrays.items()}
+
+    def parts(name: str) -> Iterator[tuple[Part, Array]]:
+        array = ready[name]
+        return ((part, array[(*part, ...)]) for part in parts_of(array.shape, range(array.ndim)))
+
+    write_parts(path, ready, parts, metadata)
+
+
+def write_parts(
+    path: str | os.PathLike[str],
+    arrays: Mapping[str, Array | StoredArray],
+    parts: Callable[[str], Iterable[tuple[Part, Array]]],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write a file as `write_arrays` does, each array in parts.
+
+    arrays: their dtypes and shapes. parts: called with each name in turn, returns parts that make up the array, in any
+    order, each with its place. What the format cannot hold is refused before the first call.
+    """
     kind, path = format_of(path), Path(path)
     if metadata and kind != "safetensors":
         raise ConfigError(f"{path}: metadata fits in .safetensors only, the suffix is {path.suffix!r}")
-    check_arrays(path, arrays)
-    ready = {name: _native(array) for name, array in arrays.items()}
+    _check_arrays(path, kind, arrays)
     if kind == "npy":
-        (single,) = ready.values()
-        replace_file(path, lambda file: _write_npy(file, single))
+        (name,) = arrays
+        replace_file(path, lambda file: _write_npy(file, arrays[name], parts(name)))
     elif kind == "npz":
-        replace_file(path, lambda file: _write_npz(file, ready))
+        replace_file(path, lambda file: _write_npz(file, arrays, parts))
     else:
-        _check_metadata(path, ready, metadata or {})
-        replace_file(path, lambda file: _write_safetensors(file, ready, metadata or {}))
+        _check_metadata(path, arrays, metadata or {})
+        replace_file(path, lambda file: _write_safetensors(file, arrays, parts, metadata or {}))
 
 
-def check_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Array]) -> None:
-    """Raise `ShapeError` for arrays that the format of a file's suffix cannot hold; nothing is written."""
-    kind = format_of(path)
+def _check_arrays(path: Path, kind: Format, arrays: Mapping[str, Array | StoredArray]) -> None:
+    """Raise `ShapeError` for arrays that the format cannot hold."""
     for name, array in arrays.items():
-        dtype = np.asarray(array).dtype
-        native = dtype.newbyteorder("=")
-        if native not in _WRITABLE and not (kind == "safetensors" and native in _FLOAT8.values()):
+        if _native(array.dtype) not in (_SAFETENSORS.values() if kind == "safetensors" else _IN_NUMPY):
             raise ShapeError(
-                f"{path}: array {name!r} has dtype {dtype}; allowed are bool, the integers, float16, float32, "
+                f"{path}: array {name!r} has dtype {array.dtype}; allowed are bool, the integers, float16, float32, "
                 "float64, bfloat16, and in .safetensors float8_e4m3fn and float8_e5m2"
             )
     if kind == "npy" and len(arrays) != 1:
@@ -142,23 +222,51 @@ def _bytes_of_name(name: str) -> int:
     return len(name.encode("utf-8", "surrogatepass"))
 
 
-def _native(array: Array) -> Array:
-    array = np.asarray(array)
-    native = array.dtype.newbyteorder("=")
-    return array if array.dtype == native else array.astype(native)
+def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of an array that is stored in one."""
+    return BFLOAT16 if dtype == _BF16_IN_NUMPY else dtype.newbyteorder("=")
 
 
 def _from_numpy(array: Array) -> Array:
     if array.dtype == _BF16_IN_NUMPY:
         return array.view(BFLOAT16)
-    native = array.dtype.newbyteorder("=")
-    return array if array.dtype == native else array.astype(native)
+    return array.astype(_native(array.dtype), copy=False)
+
+
+def _open_npy(path: Path, file: IO[bytes]) -> dict[str, StoredArray]:
+    shape, fortran, dtype = _npy_header(file, os.fstat(file.fileno()).st_size)
+    order = range(len(shape))[:: -1 if fortran else 1]
+    read = partial(_read_parts, file, file.tell(), dtype, shape, order)
+    return {SINGLE: StoredArray(path, _native(dtype), shape, order, read)}
+
+
+def _npy_header(file: IO[bytes], length: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read the header of a .npy stream of so many bytes: shape, Fortran order, dtype; `ValueError` if it is wrong."""
+    version = np.lib.format.read_magic(file)
+    if version not in _HEADERS:
+        raise ValueError(f"format version {version[0]}.{version[1]}, allowed are 1.0 and 2.0")
+    if version == (2, 0):  # NumPy reads a header of any length before it refuses it
+        start = file.tell()
+        claimed = int.from_bytes(file.read(4), "little")
+        if claimed > _LONGEST_HEADER:
+            raise ValueError(f"its header claims {claimed} bytes, at most {_LONGEST_HEADER} are read")
+        file.seek(start)
+    try:
+        shape, fortran, dtype = _HEADERS[version](file)
+    except (SyntaxError, tokenize.TokenError) as error:
+        raise ValueError("its header is no dictionary of descr, fortran_order and shape") from error
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    if any(type(n) is not int or n < 0 for n in shape):
+        raise ValueError(f"its header claims shape {shape}, lengths of at least 0 are needed")
+    claimed, there = math.prod(shape) * dtype.itemsize, length - file.tell()
+    if claimed > there:
+        raise ValueError(f"its header claims {claimed} bytes of data, {there} follow")
+    return shape, fortran, dtype
 
 
 def _load_npy(path: Path) -> Array:
-    with open(path, "rb") as file:
-        nbytes = _claimed_bytes(file)
-        _check_size(nbytes, os.fstat(file.fileno()).st_size - file.tell())
+    """Return the array of a file whose header was checked."""
     try:
         mapped = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
         if mapped.flags.aligned:  # not every writer fills the header up to a multiple of 64 bytes
@@ -168,26 +276,32 @@ def _load_npy(path: Path) -> Array:
     return np.asarray(np.load(path, allow_pickle=False))
 
 
-def _claimed_bytes(file: IO[bytes]) -> int:
-    """Read the header of a .npy stream and return the bytes of data that it claims; `ValueError` for another format."""
-    version = np.lib.format.read_magic(file)
-    if version not in _HEADERS:
-        raise ValueError(f"format version {version[0]}.{version[1]}, allowed are 1.0 and 2.0")
-    if version == (2, 0):  # NumPy reads a header of any length before it refuses it
-        start = file.tell()
-        length = int.from_bytes(file.read(4), "little")
-        if length > _LONGEST_HEADER:
-            raise ValueError(f"its header claims {length} bytes, at most {_LONGEST_HEADER} are read")
-        file.seek(start)
-    try:
-        shape, _, dtype = _HEADERS[version](file)
-    except (SyntaxError, tokenize.TokenError) as error:
-        raise ValueError("its header is no dictionary of descr, fortran_order and shape") from error
-    if dtype.hasobject:
-        raise ValueError("it holds Python objects")
-    if any(type(length) is not int or length < 0 for length in shape):
-        raise ValueError(f"its header claims shape {shape}, lengths of at least 0 are needed")
-    return math.prod(shape) * dtype.itemsize
+def _read_parts(
+    file: IO[bytes], start: int, dtype: np.dtype[Any], shape: Sequence[int], order: Sequence[int], parts: Iterable[Part]
+) -> Iterator[Array]:
+    """Read parts of an array whose data begin at a byte of the file; order: as in `StoredArray`."""
+    stored = [shape[axis] for axis in order]
+    for part in parts:
+        place = [part[axis] for axis in order]
+        array = np.empty([cut.stop - cut.start for cut in place], dtype)
+        for offset, run in _runs(stored, place, array):
+            file.seek(start + offset)
+            if file.readinto(run) != run.size:  # type: ignore[attr-defined]
+                raise ValueError("it became shorter")
+        yield array.transpose(np.argsort(order))
+
+
+def _runs(shape: Sequence[int], part: Sequence[slice], array: Array) -> Iterator[tuple[int, Array]]:
+    """Yield what a part has that is contiguous in its whole: the distance in bytes, and the bytes.
+
+    shape: of the whole, in C order, as the part is in array.
+    """
+    cut = [axis for axis, length in enumerate(shape) if array.shape[axis] != length]
+    outer = max(cut, default=0)
+    steps = [array.itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    start = sum(places.start * step for places, step in zip(part, steps, strict=True))
+    for index in np.ndindex(*array.shape[:outer]):
+        yield start + sum(map(mul, index, steps)), array[(*index, ...)].reshape(-1).view(np.uint8)
 
 
 def _check_number(kind: Format, number: int) -> None:
@@ -195,74 +309,90 @@ def _check_number(kind: Format, number: int) -> None:
         raise ValueError(f"it has {number} arrays, at most {_MOST_ARRAYS[kind]} are read")
 
 
-def _check_size(claimed: int, there: int) -> None:
-    if claimed > there:
-        raise ValueError(f"its header claims {claimed} bytes of data, {there} follow")
-
-
-def _read_npz(path: Path) -> dict[str, Array]:
+def _open_npz(path: Path, file: IO[bytes]) -> dict[str, StoredArray]:
     import zipfile  # here and below, because importing this package must stay quick
 
     # Not np.load, which takes a file that is no archive for a pickle and leaves it open.
-    arrays: dict[str, Array] = {}
-    with zipfile.ZipFile(path) as archive:
-        _check_number("npz", len(archive.infolist()))
-        if sum(info.compress_size for info in archive.infolist()) > os.path.getsize(path):
-            raise ValueError("its entries claim more bytes together than the file has")
-        names: set[str] = set()
-        # All headers before any data.
-        for info in archive.infolist():
-            name = info.filename.removesuffix(".npy")
-            if name in names:
-                raise ValueError(f"two entries have the name {name!r}")
-            names.add(name)
-            # Deflate makes 1/1032 at best; what is compressed further is an archive made to fill the memory.
-            if info.file_size > 1100 * info.compress_size + 1024:
-                raise ValueError(f"entry {name!r} claims {info.file_size} bytes, compressed {info.compress_size}")
-            with archive.open(info) as entry:
-                _check_size(_claimed_bytes(entry), info.file_size)
-        for info in archive.infolist():
-            name = info.filename.removesuffix(".npy")
-            with archive.open(info) as entry:
-                arrays[name] = _from_numpy(np.lib.format.read_array(entry, allow_pickle=False))
+    arrays: dict[str, StoredArray] = {}
+    archive = zipfile.ZipFile(file)
+    _check_number("npz", len(archive.infolist()))
+    if sum(info.compress_size for info in archive.infolist()) > os.path.getsize(path):
+        raise ValueError("its entries claim more bytes together than the file has")
+    for info in archive.infolist():
+        name = info.filename.removesuffix(".npy")
+        if name in arrays:
+            raise ValueError(f"two entries have the name {name!r}")
+        # Deflate makes 1/1032 at best; what is compressed further is an archive made to fill the memory.
+        if info.file_size > 1100 * info.compress_size + 1024:
+            raise ValueError(f"entry {name!r} claims {info.file_size} bytes, compressed {info.compress_size}")
+        with archive.open(info) as entry:
+            shape, _, dtype = _npy_header(entry, info.file_size)
+        read = partial(_read_entry, archive, info)
+        arrays[name] = StoredArray(path, _native(dtype), shape, range(len(shape)), read)
     return arrays
 
 
-def _write_npy(file: IO[bytes], array: Array) -> None:
-    stored = array.view(_BF16_IN_NUMPY) if array.dtype == BFLOAT16 else array
-    np.lib.format.write_array(file, stored, allow_pickle=False)
+def _read_entry(archive: ZipFile, info: ZipInfo, parts: Iterable[Part]) -> Iterator[Array]:
+    with archive.open(info) as entry:
+        array = np.lib.format.read_array(entry, allow_pickle=False)
+    for part in parts:
+        yield array[(*part, ...)]
 
 
-def _write_npz(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
+def _write_npy(file: IO[bytes], array: Array | StoredArray, parts: Iterable[tuple[Part, Array]]) -> None:
+    dtype = _native(array.dtype)
+    descr = np.lib.format.dtype_to_descr(_BF16_IN_NUMPY if dtype == BFLOAT16 else dtype)
+    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": array.shape})
+    _write_data(file, array.shape, parts)
+
+
+def _write_data(file: IO[bytes], shape: Sequence[int], parts: Iterable[tuple[Part, Array]]) -> None:
+    """Write the parts of an array, which begins here, to their places in C order."""
+    start = file.tell()
+    for part, array in parts:
+        dense = np.ascontiguousarray(_from_numpy(array)).reshape(array.shape)
+        for offset, run in _runs(shape, part, dense):
+            file.seek(start + offset)
+            file.write(run)
+
+
+def _write_npz(
+    file: IO[bytes], arrays: Mapping[str, Array | StoredArray], parts: Callable[[str], Iterable[tuple[Part, Array]]]
+) -> None:
+    import shutil
+    import tempfile
     import zipfile
 
     # Not np.savez: names such as 'file' would collide with its own parameters.
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                _write_npy(entry, array)
+            # An entry has a checksum, and so is written from its beginning to its end.
+            with tempfile.SpooledTemporaryFile(PART, dir=os.path.dirname(file.name)) as whole:
+                _write_npy(whole, array, parts(name))
+                whole.seek(0)
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                    shutil.copyfileobj(whole, entry, 1 << 20)
 
 
-def _read_safetensors(path: Path) -> dict[str, Array]:
+def _open_safetensors(path: Path, file: IO[bytes]) -> dict[str, StoredArray]:
     import safetensors
 
     header = _safetensors_header(path)
     try:
-        with safetensors.safe_open(path, framework="np") as file:
-            names = list(file.offset_keys())
-            types = {name: header[name]["dtype"] for name in names}
-            for name, dtype in types.items():
-                if dtype not in _SAFETENSORS:
-                    raise ValueError(f"array {name!r} has type {dtype}, allowed are {', '.join(_SAFETENSORS)}")
-            if not _FLOAT8.keys() & types.values():
-                return {name: np.asarray(file.get_tensor(name)) for name in names}
-            entries = dict(safetensors.deserialize(path.read_bytes()))  # type: ignore[no-untyped-call]
-            return {
-                name: _float8(entries[name]) if types[name] in _FLOAT8 else np.asarray(file.get_tensor(name))
-                for name in names
-            }
+        with safetensors.safe_open(path, framework="np") as checked:
+            names = list(checked.offset_keys())
     except safetensors.SafetensorError as error:
         raise ValueError(str(error)) from error
+    start = 8 + int.from_bytes(file.read(8), "little")
+    arrays = {}
+    for name in names:
+        kind, shape, (begin, _) = header[name]["dtype"], tuple(header[name]["shape"]), header[name]["data_offsets"]
+        if kind not in _SAFETENSORS:
+            raise ValueError(f"array {name!r} has type {kind}, allowed are {', '.join(_SAFETENSORS)}")
+        order = range(len(shape))
+        read = partial(_read_parts, file, start + begin, _SAFETENSORS[kind], shape, order)
+        arrays[name] = StoredArray(path, _SAFETENSORS[kind], shape, order, read)
+    return arrays
 
 
 def _safetensors_header(path: Path) -> dict[str, Any]:
@@ -281,11 +411,6 @@ def _safetensors_header(path: Path) -> dict[str, Any]:
     return header
 
 
-def _float8(entry: Mapping[str, Any]) -> Array:
-    values: Array = np.frombuffer(entry["data"], np.uint8).view(_FLOAT8[entry["dtype"]])
-    return values.reshape(entry["shape"])
-
-
 def _read_safetensors_metadata(path: Path) -> dict[str, str]:
     import safetensors
 
@@ -297,7 +422,7 @@ def _read_safetensors_metadata(path: Path) -> dict[str, str]:
         raise ValueError(str(error)) from error
 
 
-def _check_metadata(path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
+def _check_metadata(path: Path, arrays: Mapping[str, object], metadata: Mapping[str, str]) -> None:
     wrong = [key for key, value in metadata.items() if not isinstance(key, str) or not isinstance(value, str)]
     if wrong:
         raise ConfigError(f"{path}: metadata {wrong[0]!r} is not a string")
@@ -305,8 +430,30 @@ def _check_metadata(path: Path, arrays: Mapping[str, Array], metadata: Mapping[s
         raise ShapeError(f"{path}: '__metadata__' cannot be the name of an array in a .safetensors file")
 
 
-def _write_safetensors(file: IO[bytes], arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
-    from safetensors.numpy import save
+def _write_safetensors(
+    file: IO[bytes],
+    arrays: Mapping[str, Array | StoredArray],
+    parts: Callable[[str], Iterable[tuple[Part, Array]]],
+    metadata: Mapping[str, str],
+) -> None:
+    """Write the bytes that the package writes, which takes arrays that are in memory."""
+    types = list(_SAFETENSORS)
+    kinds = {name: types[list(_SAFETENSORS.values()).index(_native(array.dtype))] for name, array in arrays.items()}
+    # Larger elements come first, so that all are aligned.
+    names = sorted(arrays, key=lambda name: (-types.index(kinds[name]), name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name in names:
+        begin, end = end, end + math.prod(arrays[name].shape) * _SAFETENSORS[kinds[name]].itemsize
+        header[name] = {"dtype": kinds[name], "shape": arrays[name].shape, "data_offsets": (begin, end)}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name in names:
+        file.seek(8 + len(text) + header[name]["data_offsets"][0])
+        _write_data(file, arrays[name].shape, parts(name))
 
-    dense = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
-    file.write(save(dense, metadata=dict(metadata) or None))
+
+_OPEN: dict[Format, Callable[[Path, IO[bytes]], dict[str, StoredArray]]] = {
+    "npy": _open_npy, "npz": _open_npz, "safetensors": _open_safetensors
+}  # fmt: skip

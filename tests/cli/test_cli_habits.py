@@ -38,7 +38,7 @@ MAIN = (
 CALLED = {
     "devices": ("clrope.cli.devices", "devices", []),
     "verify": ("clrope.suite.conformance", "verify", []),
-    "run": ("clrope.cli.run", "read_arrays", ["x.npy", "-o", "y.npy", "--mode", "neox"]),
+    "run": ("clrope.cli.run", "open_arrays", ["x.npy", "-o", "y.npy", "--mode", "neox"]),
     "bench": ("clrope.benchmark.measure", "BenchRun", []),
     "report": ("clrope.portability.report_files", "read_files", ["x.json"]),
     "tune": ("clrope.tune.search", "tune", []),

@@ -123,7 +123,7 @@ def test_run_check_at_any_magnitude(
         """A rotation of which the result is replaced."""
 
         def __init__(self, config: clrope.RopeConfig, device: Any) -> None:
-            self._op = real(config, device)
+            self._op, self.config = real(config, device), config
 
         def plan(self, *given: Any, **rest: Any) -> Any:
             self.launches = 1

@@ -297,7 +297,7 @@ def test_what_is_no_regular_file_is_not_replaced(target: Path) -> None:
 WRITE = """
 import signal, sys, numpy as np
 from clrope.io import files
-def write(file, array):
+def write(file, *_):
     file.write(b"a part of it"); file.flush()
     print("writing", flush=True)
     signal.pause()
