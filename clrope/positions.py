@@ -74,6 +74,12 @@ class GivenPositions:
             return None
         return int(self.array.min()), int(self.array.max()) + (self.seq - 1 if self.offsets else 0)
 
+    @property
+    def beyond_32_bits(self) -> bool:
+        """Whether a position is outside ±2**31, as of `PositionRows`."""
+        least, greatest = self.limits or (0, 0)
+        return least < -(1 << 31) or greatest > 1 << 31
+
     def part(self, batches: slice, tokens: slice) -> Any:
         """Return the positions of some batches and tokens in a form that is accepted for them alone."""
         if self.first is not None:
@@ -131,6 +137,18 @@ def given_positions(positions: Any, config: RopeConfig, *, batch: int | None, se
             return GivenPositions(array, False, seq, 0, sections)
     allowed = _allowed(batch, seq, sections)
     raise ShapeError(f"positions: got shape {list(array.shape)}, allowed here are {allowed}")
+
+
+def with_far_token(x: npt.NDArray[Any], positions: Any, axis: int) -> tuple[npt.NDArray[Any], I64]:
+    """Return x and its positions with one more token at the end of an axis, whose position is beyond ±2**31.
+
+    Such a position gives all tokens of a call steps of more bits. So a part of a call that has one elsewhere gets one.
+    """
+    if isinstance(positions, int):
+        positions = np.arange(positions, positions + x.shape[axis])
+    rows = np.asarray(positions, np.int64)
+    far = np.full((*rows.shape[:-1], 1), 1 << 32, np.int64)
+    return np.concatenate([x, np.take(x, [0], axis)], axis), np.concatenate([rows, far], -1)
 
 
 def packed_positions(cu_seqlens: Any, total: int, offsets: Any = None) -> I64:

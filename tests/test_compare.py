@@ -10,6 +10,7 @@ import pytest
 
 import clrope
 from clrope import RopeConfig, ShapeError, compare, reference, testing
+from clrope.compare import compare_parts
 from clrope.layout import DTYPES
 
 
@@ -78,6 +79,30 @@ def test_nmse_is_the_same_at_any_magnitude(exponent: int) -> None:
             assert compare(got * size, want * size).nmse == near
             assert testing.nmse(got * size, want * size) == near
     assert compare(want * size, want * size).nmse == testing.nmse(want * size, want * size) == 0
+
+
+@pytest.mark.parametrize("exponent", [-1050, -565, -300, 0, 300, 565, 1020])
+def test_parts_are_compared_as_the_whole(exponent: int) -> None:
+    rng = np.random.default_rng()
+    want = rng.standard_normal((9, 6)) * math.ldexp(1.0, exponent)
+    want[4:6] = 0  # a part in which nothing else is right
+    wrong = want.copy()
+    wrong[2, 3], wrong[4, 1], wrong[7, 0] = -want[2, 3], want[0, 0], 3 * want[1, 1]
+    broken = wrong.copy()
+    broken[5, 5] = np.nan
+    corners = [(0, 3), (0, 0), (4, 0), (4, 2), (6, 0), (6, 1)]
+    ends = [(4, 6), (4, 3), (6, 2), (6, 6), (9, 1), (9, 6)]
+    for got in (want, wrong, broken, np.nextafter(want, np.inf)):
+        whole = compare(got, want)
+        parts = compare_parts(
+            [
+                (begin, compare(*(a[begin[0] : end[0], begin[1] : end[1]] for a in (got, want))))
+                for begin, end in zip(corners, ends, strict=True)
+            ]
+        )
+        assert parts.nmse == pytest.approx(whole.nmse, rel=1e-9 if exponent > -1000 else 1e-3)
+        for field in ("max_abs", "max_ulp", "identical", "first", "got_first", "want_first"):
+            assert getattr(parts, field) == getattr(whole, field), field
 
 
 def test_nmse_of_values_beside_which_others_vanish() -> None:

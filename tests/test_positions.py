@@ -141,6 +141,9 @@ def test_many_tokens_and_batches() -> None:
 
 
 def test_the_last_positions_of_32_and_64_bits() -> None:
+    for positions in (-(2**31), 2**31 - 1, [2**31 - 1, 0], [2**31, -(2**31)], -(2**31) - 1, 2**31, [2**31 + 1, 0]):
+        given = given_positions(positions, NEOX, batch=1, seq=2)
+        assert given.beyond_32_bits == given.rows().beyond_32_bits
     assert not position_rows([-(2**31), 2**31], NEOX, batch=1, seq=2).beyond_32_bits
     rows = position_rows([2**63 - 3], NEOX, batch=1, seq=3).rows
     np.testing.assert_array_equal(rows, [[2**63 - 3, 2**63 - 2, 2**63 - 1]])
@@ -167,6 +170,7 @@ def test_the_last_positions_of_32_and_64_bits() -> None:
 def test_limits_without_rows(positions: Any, batch: int, first: int | None, limits: tuple[int, int] | None) -> None:
     given = given_positions(positions, NEOX, batch=batch, seq=3)
     assert (given.first, given.limits) == (first, limits)
+    assert not given.beyond_32_bits
     rows = given.rows().rows
     assert limits == ((rows.min(), rows.max()) if rows.size else None)
 
@@ -179,6 +183,27 @@ def test_limits_by_the_number_of_tokens(seq: int) -> None:
 def test_no_tokens_have_no_limits() -> None:
     given = given_positions(5, NEOX, batch=2, seq=0)
     assert (given.first, given.limits) == (5, None)
+
+
+@pytest.mark.parametrize("config", [NEOX, SECTIONS])
+def test_positions_of_a_part(config: RopeConfig) -> None:
+    batch, seq = 3, 5
+    forms = [7, -1, [1, 2, 3], [9, 9, 0, 1, -5], [[4, 3, 2, 1, 0]]]
+    if config is NEOX:
+        forms += [np.arange(15, dtype=np.uint16).reshape(3, 5)]
+    else:
+        forms += [np.arange(axes * n * 5).reshape(axes, n, 5) for axes in (3, 4) for n in (1, 3)]
+        forms += [np.arange(15).reshape(3, 5), np.arange(20).reshape(4, 5)]
+    cuts = [slice(i, j) for i in range(5) for j in range(i + 1, 6)]
+    for positions in forms:
+        given = given_positions(positions, config, batch=batch, seq=seq)
+        whole = given.rows()
+        rows = np.stack([whole.rows[:, tokens] for tokens in whole.rows_of_batch(batch)])
+        for b, s in itertools.product((cut for cut in cuts if cut.stop <= batch), cuts):
+            lengths = b.stop - b.start, s.stop - s.start
+            part = position_rows(given.part(b, s), config, batch=lengths[0], seq=lengths[1])
+            for k, tokens in enumerate(part.rows_of_batch(lengths[0])):
+                np.testing.assert_array_equal(part.rows[:, tokens], rows[b.start + k][:, s])
 
 
 def test_which_forms_batches_share() -> None:

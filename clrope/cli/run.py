@@ -22,7 +22,7 @@ from ..errors import ConfigError, ShapeError
 from ..io.files import Array, Part, StoredArray, format_of, open_arrays, parts_of, read_metadata, write_parts
 from ..layout import DTYPES, dtype_name, parse_layout
 from ..operation import Rope, call_text
-from ..positions import given_positions
+from ..positions import given_positions, with_far_token
 from ..printable import one_line
 from .config_options import takes_config
 from .exit_code import WRONG
@@ -69,9 +69,9 @@ def rotate_file(
             with _naming(name, source):
                 rotations[name] = _Rotation(arrays[name], where, op, not backward, layout, check)
         # In the file's own order.
-        written = {name: array for name, array in arrays.items() if keep or name in names}
+        written = {name: array for name, array in arrays.items() if keep or name in rotations}
         places = {
-            name: rotations[name].places if name in names else parts_of(array.shape, array.order)
+            name: rotations[name].places if name in rotations else parts_of(array.shape, array.order)
             for name, array in written.items()
         }
         with progress_bar(quiet, drawn_by_thread=True) as bar:
@@ -79,8 +79,8 @@ def rotate_file(
 
             def results(name: str) -> Iterator[tuple[Part, Array]]:
                 bar.update(task, description=one_line(name))
-                parts = rotations[name].results() if name in names else written[name].parts(places[name])
                 with _naming(name, source):
+                    parts = rotations[name].results() if name in rotations else written[name].parts(places[name])
                     for place, part in zip(places[name], parts, strict=True):
                         yield place, part
                         bar.advance(task)
@@ -169,33 +169,39 @@ class _Rotation:
         shapes = set()
         for place, part in zip(self.places, self._x.parts(self.places), strict=True):
             cuts = {"b": slice(0, 1)} | dict(zip(self._axes, place, strict=True))
-            positions = self._positions.part(cuts["b"], cuts["s"])
+            x, positions = part, self._positions.part(cuts["b"], cuts["s"])
+            batch, seq = (cuts[axis].stop - cuts[axis].start for axis in "bs")
+            near = given_positions(positions, self._op.config, batch=batch, seq=seq)
+            if self._positions.beyond_32_bits and not near.beyond_32_bits:
+                x, positions = with_far_token(part, positions, self._axes.index("s"))
             begin = time.perf_counter()
-            plan = self._op.plan(part, positions, forward=self._forward, layout=self._layout)
-            if part.shape not in shapes:
+            plan = self._op.plan(x, positions, forward=self._forward, layout=self._layout)
+            if x.shape not in shapes:
                 # The first run builds and compiles what is not in any cache; the second shows what rotating takes.
                 plan.run()
-                shapes.add(part.shape)
+                shapes.add(x.shape)
             prepared = time.perf_counter()
             result = plan.run()
             self._seconds += time.perf_counter() - prepared
             self._prepare_seconds += prepared - begin
             self._launches += plan.launches
+            own = tuple(map(slice, part.shape))
             if self._check and part.size:
-                self._compare(place, part, positions, result)
-            yield result
+                self._compare(place, x, positions, result, own)
+            yield result[own]
 
-    def _compare(self, place: Part, part: Array, positions: Any, result: Array) -> None:
+    def _compare(self, place: Part, x: Array, positions: Any, result: Array, own: Part) -> None:
+        """Compare a result; own: what of it belongs to the tensor."""
         from ..testing import count_differing
 
-        want = reference.rope(part, positions, self._op.config, self._forward, layout=self._layout)
+        given = x, positions, self._op.config, self._forward, self._layout
+        got, want = result[own], reference.rope(*given)[own]
         # Where the exact result is infinite or NaN, only the kernels' arithmetic says what is right: 0 times infinity.
         finite = np.isfinite(want)
-        compared = compare(np.where(finite, result, part.dtype.type(0)), np.where(finite, want, 0.0))
+        compared = compare(np.where(finite, got, x.dtype.type(0)), np.where(finite, want, 0.0))
         self._comparisons.append((tuple(cut.start for cut in place), compared))
         # A few wrong elements are within the limit of a mean, but their bits are others.
-        right = emulate_rope(part, positions, self._op.config, self._forward, self._layout)
-        self._differing += count_differing(result, right)
+        self._differing += count_differing(got, emulate_rope(*given)[own])
 
     def report(self) -> dict[str, Any]:
         """Return what happened, after all parts were rotated."""

@@ -21,7 +21,7 @@ from ..arrays import check_forward
 from ..config import RopeConfig
 from ..errors import ConfigError, ShapeError, shown
 from ..layout import dtype_name, parse_layout
-from ..positions import given_positions, integers, packed_positions
+from ..positions import given_positions, integers, packed_positions, with_far_token
 
 I64 = npt.NDArray[np.int64]
 #: Positions within ± this are rotated by steps of 64 bits.
@@ -129,15 +129,8 @@ def _rotate_block(
         positions = _from_first(np.asarray(positions), int(start[0]), tokens, config.uses_sections)
     if not wide or _wide(positions, tokens - 1 if isinstance(positions, int) else 0):
         return rope_whole(x, positions, config, forward, layout=layout, device=device)
-    # A position beyond ±2**31 gives all tokens of a call steps of more bits. So this chunk gets a token there.
-    if isinstance(positions, int):
-        positions = np.arange(positions, positions + tokens)
-    positions = np.asarray(positions)
-    far = np.full((*positions.shape[:-1], 1), 2 * LIMIT, np.int64)
-    more = np.concatenate([x, np.take(x, [0], axis)], axis)
-    rotated = rope_whole(
-        more, np.concatenate([positions.astype(np.int64), far], -1), config, forward, layout=layout, device=device
-    )
+    more, positions = with_far_token(x, positions, axis)
+    rotated = rope_whole(more, positions, config, forward, layout=layout, device=device)
     return np.take(rotated, range(tokens), axis)
 
 

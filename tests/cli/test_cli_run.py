@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 
 import clrope
 from clrope import DeviceInfo
+from clrope.io import files
 from clrope.io.files import read_arrays, read_metadata, write_arrays
 from clrope.testing import bits
 
@@ -239,6 +242,187 @@ def test_run_layout_fields_and_config_file(call: Call, tmp_path: Path, rng: np.r
         assert (got["b"] == np.arange(4)).all()
         call("run", tmp_path / "x.npz", "-o", output, *source, *words)
         assert list(read_arrays(output)) == ["a"]
+
+
+#: Positions in every form for 3 batches of 13 tokens.
+FORMS: dict[str, Any] = {
+    "number": 7,
+    "tokens": np.arange(13, dtype=np.uint8) * 3,
+    "beyond 32 bits": (1 << 31) - 12,
+    "one is beyond 32 bits": np.where(np.arange(13) == 9, 1 << 40, np.arange(13) + (1 << 30)),
+    "a number for each batch": np.array([5, -2, 1 << 33]),
+    "batches": np.arange(39).reshape(3, 13) * 7,
+    "axes": np.arange(39, dtype=np.int32).reshape(3, 13),
+    "axes of batches": np.arange(156).reshape(4, 3, 13),
+    "axes of one batch": np.arange(52).reshape(4, 1, 13),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("layout", "order", "source", "output", "dtype"),
+    [
+        ("bsnd", "C", "npy", "npy", np.float32),
+        ("bnsd", "C", "safetensors", "safetensors", ml_dtypes.bfloat16),
+        ("bsnd", "F", "npy", "safetensors", np.float16),
+        ("dsbn", "C", "npy", "npz", ml_dtypes.bfloat16),
+        ("bnsd", "F", "npz", "npy", np.float32),
+    ],
+)
+@pytest.mark.one_in(3)
+def test_run_in_parts_as_in_one_call(
+    form: str, layout: str, order: Any, source: str, output: str, dtype: Any, call: Call, tmp_path: Path,
+    rng: np.random.Generator, device: DeviceInfo, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    lengths = {"b": 3, "s": 13, "n": 5, "d": 64}
+    x = rng.standard_normal([lengths[axis] for axis in layout]).astype(dtype)
+    stored = np.asarray(x, order=order)
+    raw = stored.view("V2") if dtype is ml_dtypes.bfloat16 else stored
+    if source == "npy":
+        np.save(tmp_path / "x.npy", raw)
+    elif source == "npz":
+        np.savez_compressed(tmp_path / "x.npz", x=raw)
+    else:
+        write_arrays(tmp_path / "x.safetensors", {"x": x})
+    np.save(tmp_path / "p.npy", FORMS[form])
+    words = ["--positions", FORMS[form] if isinstance(FORMS[form], int) else tmp_path / "p.npy", "--layout", layout]
+    fields: dict[str, Any] = {"mode": "neox"}
+    if "axes" in form:
+        fields = {"mode": "mrope", "sections": (8, 12, 12)}
+        words += ["--sections", "8,12,12"]
+    monkeypatch.setattr(files, "PART", 4 * 5 * 64)
+    done = call(
+        "run", tmp_path / f"x.{source}", "-o", tmp_path / f"y.{output}", "--mode", fields["mode"], *words, "--check",
+        "--device", device.index, "--json",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.stdout + done.stderr
+    (tensor,) = json.loads(done.stdout)["tensors"]
+    # 4 tokens of a batch at a time; 1 of each batch where the elements of a head are outermost.
+    assert tensor["launches"] == (12 if (layout, order) in (("bsnd", "C"), ("bnsd", "C"), ("bnsd", "F")) else 13)
+    want = clrope.rope(x, FORMS[form], layout=layout, device=device, **fields)
+    got = read_arrays(tmp_path / f"y.{output}")["x"]
+    assert got.dtype == want.dtype
+    assert np.array_equal(bits(got), bits(want))
+
+
+def test_run_cuts_what_one_token_is_too_large_for(
+    call: Call, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches, and heads; and tensors that are only kept, of any rank."""
+    q, k = rng.standard_normal((50, 2, 3, 8)).astype(np.float32), rng.standard_normal((7, 9, 4)).astype(np.float16)
+    others = {
+        "m": np.arange(60.0).reshape(4, 15).T,
+        "n": np.arange(40),
+        "flag": np.array(True),
+        "none": np.ones((0, 3)),
+    }
+    monkeypatch.setattr(files, "PART", 17)
+    for suffix in ("npz", "safetensors"):
+        source, output = tmp_path / f"x.{suffix}", tmp_path / f"y.{suffix}"
+        write_arrays(source, {"q": q, **others, "k": k, "empty": np.zeros((2, 0, 3, 8), np.float32)})
+        done = call("run", source, "-o", output, "--mode", "normal", "--keep", "--positions", 3, "--check")
+        assert done.exit_code == 0, done.stdout + done.stderr
+        got = read_arrays(output)
+        assert got.keys() == read_arrays(source).keys()
+        for name, x in (("q", q), ("k", k)):
+            assert np.array_equal(got[name], clrope.rope(x, 3, mode="normal"))
+        for name, x in others.items():
+            assert (got[name].dtype, got[name].tolist()) == (x.dtype, x.tolist())
+
+
+def test_run_shows_the_parts(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.progress import Progress
+
+    bars: list[Progress] = []
+    real = Progress.__init__
+    monkeypatch.setattr(
+        Progress, "__init__", lambda bar, *columns, **more: bars.append(bar) or real(bar, *columns, **more)
+    )  # type: ignore[func-returns-value]
+    write_arrays(tmp_path / "x.npz", {"q": np.ones((1, 10, 2, 8), np.float32), "k": np.ones(16)})
+    monkeypatch.setattr(files, "PART", 3 * 16)
+    assert call("run", tmp_path / "x.npz", "-o", tmp_path / "y.npz", "--mode", "neox", "--keep").exit_code == 0
+    ((task,),) = (bar.tasks for bar in bars)
+    assert (task.completed, task.total, task.description) == (5, 5, "k")
+
+
+def test_run_check_of_parts_is_of_the_whole(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from clrope import reference
+
+    x = np.ones((2, 10, 2, 8), np.float32)
+    x[:, :6] = 0  # no rounding
+    write_arrays(tmp_path / "x.npy", {"x": x})
+    real = reference.rope
+
+    def wrong(part: np.ndarray, positions: Any, *more: Any, **fields: Any) -> np.ndarray:
+        """Another element for the token at position 6 of each batch."""
+        want = real(part, positions, *more, **fields)
+        want[:, [p == 6 for p in range(positions, positions + part.shape[1])], 1, 5] += 1
+        return want
+
+    monkeypatch.setattr(reference, "rope", wrong)
+    words = ["run", tmp_path / "x.npy", "-o", tmp_path / "y.npy", "--mode", "neox", "--check", "--json"]
+    whole, parts = (
+        (monkeypatch.setattr(files, "PART", part), json.loads(call(*words).stdout)["tensors"][0])[1]
+        for part in (1 << 20, 4 * 16)
+    )
+    assert (whole["ok"], parts["ok"], parts["differing"]) == (False, False, 0)
+    assert parts["nmse"] == pytest.approx(whole["nmse"])
+    assert parts["limit"] == whole["limit"]
+    assert "first difference at [0, 6, " in parts["comparison"]
+    cut = re.compile("NMSE [^,]*")
+    assert cut.sub("", parts["comparison"]) == cut.sub("", whole["comparison"])
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz", "safetensors"])
+def test_run_onto_its_input(suffix: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.random.default_rng().standard_normal((1, 10, 2, 8)).astype(np.float32)
+    path = tmp_path / f"x.{suffix}"
+    write_arrays(path, {"x": x})
+    monkeypatch.setattr(files, "PART", 3 * 16)
+    assert call("run", path, "-o", path, "--mode", "neox", "--positions", 5).exit_code == 0
+    assert np.array_equal(read_arrays(path)["x"], clrope.rope(x, 5, mode="neox"))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz", "safetensors"])
+def test_run_that_ends_early_leaves_the_old_file(
+    suffix: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third part meets a full disk, Ctrl-C, and an input that somebody else cuts off."""
+    source, output = tmp_path / "x.npy", tmp_path / f"y.{suffix}"
+    real = clrope.Rope.plan
+
+    def run(event: Callable[[], object]) -> Any:
+        parts: list[Any] = []
+
+        def plan(*given: Any, **more: Any) -> Any:
+            parts.append(given)
+            if len(parts) == 3:
+                event()
+            return real(*given, **more)
+
+        write_arrays(source, {"x": np.ones((1, 8000, 2, 8), np.float32)})
+        output.write_bytes(b"old")
+        monkeypatch.setattr(clrope.Rope, "plan", plan)
+        done = call("run", source, "-o", output, "--mode", "neox")
+        assert sorted(tmp_path.iterdir()) == [source, output]
+        assert output.read_bytes() == b"old"
+        return done.exit_code, done.stderr
+
+    def full_disk() -> None:
+        raise OSError(28, "No space left on device")
+
+    def ctrl_c() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "PART", 1000 * 16)
+    assert run(full_disk) == (2, f"clrope: {output}: cannot be written (No space left on device)\n")
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the command leaves the next Ctrl-C to the system
+    assert run(ctrl_c) == (130, "clrope: interrupted\n")
+    code, message = run(lambda: os.truncate(source, 200_000))
+    assert (code, message) == (
+        2, f"clrope: {source}: not a readable .npy file (it became shorter while it was read)\n"
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

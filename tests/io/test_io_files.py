@@ -8,6 +8,7 @@ import stat
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -145,23 +146,71 @@ def test_new_files_get_the_usual_permissions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors"])
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / f"a{suffix}"
-    write_arrays(path, {"x": np.arange(3.0)})
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["disk", "Ctrl-C"])
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, suffix: str, error: BaseException) -> None:
+    path, x = tmp_path / f"a{suffix}", np.arange(3.0)
+    write_arrays(path, {"x": x})
     before = path.read_bytes()
 
-    def full_disk(*args: object, **kwargs: object) -> None:
-        args[0].write(b"half of it")  # type: ignore[attr-defined]
-        raise OSError(28, "No space left on device")
+    def parts(name: str) -> Iterator[tuple[Any, np.ndarray]]:
+        yield (slice(0, 1),), x[:1]
+        raise error
 
-    monkeypatch.setattr(module, "_write_npy", full_disk)
-    monkeypatch.setattr(module, "_write_safetensors", full_disk)
-    with pytest.raises(RopeError, match=r"cannot be written \(No space left on device\)"):
-        write_arrays(path, {"x": np.arange(9.0)})
+    says = r"cannot be written \(No space left on device\)" if isinstance(error, OSError) else None
+    with pytest.raises(RopeError if says else KeyboardInterrupt, match=says):
+        module.write_parts(path, {"x": x}, parts)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors"])
+@pytest.mark.parametrize("most", [1, 7, 24, 1000])
+def test_arrays_are_read_and_written_in_parts(
+    tmp_path: Path, suffix: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any order of parts, and cut along any axes."""
+    monkeypatch.setattr(module, "PART", most)
+    rng = np.random.default_rng()
+    content = {name: rng.standard_normal(shape).astype(dtype) for name, shape, dtype in (
+        ("q", (3, 5, 2, 4), np.float32), ("k", (6, 5), BF16), ("scalar", (), np.float64), ("empty", (2, 0), np.int8)
+    )}  # fmt: skip
+    content["q"] = np.asfortranarray(content["q"])
+    for name in ("q", "k", "scalar", "empty") if suffix == ".npy" else ("",):
+        arrays = {name: content[name]} if name else content
+        path, other = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
+        write_arrays(path, arrays)
+        if name == "q":
+            np.save(path, arrays["q"])  # which keeps Fortran order
+        with module.open_arrays(path) as stored:
+
+            def parts(name: str, stored: Any = stored) -> Iterator[tuple[Any, np.ndarray]]:
+                places = module.parts_of(stored[name].shape, rng.permutation(len(stored[name].shape)).tolist())
+                places = [places[k] for k in rng.permutation(len(places))]
+                for place, part in zip(places, stored[name].parts(places), strict=True):
+                    assert part.size <= most
+                    yield place, part
+
+            module.write_parts(other, stored, parts)
+        assert_equal(read_arrays(other), {"x": arrays[name]} if name else arrays)
+
+
+def test_safetensors_are_the_bytes_that_the_package_writes(tmp_path: Path) -> None:
+    numpy_api = pytest.importorskip("safetensors.numpy")
+    content = {f'{n} "é\n\x1f\x7f{dtype}': np.ones((2, 3), dtype) for n, dtype in enumerate(reversed(DTYPES))}
+    content |= {"b": np.ones(()), "a": np.ones((0, 2)), "f8": np.ones(5, ml_dtypes.float8_e4m3fn)}
+    content["f8_"] = content["f8"].astype(ml_dtypes.float8_e5m2)
+    for metadata in ({}, {"key\t": "välue"}):
+        write_arrays(tmp_path / "a.safetensors", content, metadata)
+        assert (tmp_path / "a.safetensors").read_bytes() == numpy_api.save(content, metadata or None)
+
+
+def test_a_file_that_becomes_shorter(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    write_arrays(path, {"x": np.arange(9000.0)})
+    with module.open_arrays(path) as arrays:
+        os.truncate(path, 5000)
+        with pytest.raises(RopeError, match=r"not a readable .safetensors file \(it became shorter while it was read"):
+            arrays["x"].whole()
 
 
 def test_refusals(tmp_path: Path) -> None:
