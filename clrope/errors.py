@@ -15,7 +15,10 @@ LONGEST_SHOWN = 80
 
 
 class RopeError(Exception):
-    """Base of every error of this package."""
+    """Base of every error of this package. Errors can be copied and pickled, whatever their constructors take."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args), self.__dict__ or None
 
 
 class ConfigError(RopeError, ValueError):
@@ -52,8 +55,17 @@ class BuildError(RopeError):
         )
 
 
+class CopyError(RopeError, TypeError):
+    """An object that is bound to memory and to this process was to be copied or pickled."""
+
+
 class CacheWarning(RuntimeWarning):
     """The cache directory, a file in it, or a driver's `.icd` file cannot be used. Everything works as without it."""
+
+
+def _restored(kind: type[RopeError], args: tuple[Any, ...]) -> RopeError:
+    """Return a pickled error; its constructor would take other arguments than those of `Exception`."""
+    return kind.__new__(kind, *args)
 
 
 def shown(value: object, text: Callable[[Any], str] = repr) -> str:

@@ -16,6 +16,7 @@ from .arguments import listed
 from .arrays import Operand, check_apart, check_forward, check_out, empty_like, operand
 from .config import RopeConfig
 from .device import DeviceInfo
+from .device import device as chosen_device
 from .device.discovery import check_fork
 from .errors import ConfigError, DeviceError, ShapeError, shown
 from .kernels.kernel import Kernel
@@ -54,6 +55,9 @@ class Rope:
     device: anything `clrope.device` takes; a caller's own Context or CommandQueue is used as it is. Nothing is started
     before the first plan. variant: a kernel variant to use instead of the chosen one. kernel: a kernel of your own
     (`clrope.lab.load`); calls that it cannot express raise `UnsupportedError`.
+
+    A copy is on the same device, context or queue. Pickled, it finds its device again in the other process, or raises
+    `DeviceError` there when it is used.
     """
 
     def __init__(
@@ -82,6 +86,17 @@ class Rope:
         #: The last calls by shape and dtype of their first array and the direction: q and k may come in turns.
         self._recent: dict[Any, RecentCall] = {}
         self._lock = threading.Lock()
+
+    def __copy__(self) -> Rope:
+        return _unpickled(self.config, self._selector, self.variant)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Rope:
+        return self.__copy__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Contexts and queues stay in this process; the device is found again.
+        selector = self._selector if self._by_name else chosen_device(self._selector)
+        return _unpickled, (self.config, selector, self.variant)
 
     @property
     def device(self) -> DeviceInfo:
@@ -383,6 +398,10 @@ class Rope:
         where = source.positions(positions, batch, seq)
         template, queue = target()
         return Plan(template, made_outputs(inputs, outputs, (template, queue)), source, where, queue)
+
+
+def _unpickled(config: RopeConfig, device: Any, variant: Variant | None) -> Rope:
+    return Rope(config, device, variant=variant)
 
 
 def made_outputs(

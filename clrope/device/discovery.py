@@ -154,7 +154,7 @@ def _query(
                     notes = (f"kernels with vectors of 64 bytes may be wrong: {why}",)
         prepare = partial(repair_cpu, cpu=cpu) if cpu else None
         known = {"health": health, "loader": plan.loader, "pocl_cpu": cpu, "notes": notes}
-        out.append(describe(device, p, d, **known, _prepare=prepare))
+        out.append(describe(device, p, d, **known, _prepare=prepare, _find=_found_again))
     return out, counted
 
 
@@ -265,4 +265,22 @@ def _describe_unlisted(device: pyopencl.Device) -> DeviceInfo:
     d = listed.index(device) if device in listed else -1
     health = remembered(_health_key(device, "")) if d >= 0 else None
     unknown = Health("unknown", "", "not probed; it was given by the caller")
-    return describe(device, p, d, health=health or unknown, loader=loader_path())
+    return describe(device, p, d, health=health or unknown, loader=loader_path(), _find=_found_again)
+
+
+def _found_again(known: DeviceInfo) -> DeviceInfo:
+    """Return the device of this process that one of another process stands for: at its place, or the first like it."""
+    listed = devices()
+    alike = [
+        d for d in listed
+        if d._cl is not None and (d.key, d.kind, d.compute_units) == (known.key, known.kind, known.compute_units)
+    ]  # fmt: skip
+    for d in alike:
+        if d.index == known.index:
+            return d
+    if not alike:
+        raise DeviceError(
+            f"device {known}: it was chosen in another process and is not in this one; found: "
+            + ("; ".join(map(str, listed)) or "none")
+        )
+    return alike[0]

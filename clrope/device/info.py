@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
@@ -55,7 +55,10 @@ _NO_WIDTHS = VectorWidths(0, 0, 0, 0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """One device. Frozen, comparable, and free of OpenCL calls except for `cl_device`."""
+    """One device. Frozen, comparable, and free of OpenCL calls except for `cl_device`.
+
+    Pickled, it is looked for in the other process when it is used there.
+    """
 
     platform: str
     #: -1: not in this process.
@@ -92,6 +95,22 @@ class DeviceInfo:
     _cl: Any = field(default=None, repr=False, compare=False)
     #: Called with the `pyopencl.Device` before its use; returns '', or why it cannot be used.
     _prepare: Callable[[Any], str] | None = field(default=None, repr=False, compare=False)
+    #: Finds the device in the process that it was pickled for.
+    _find: Callable[[DeviceInfo], DeviceInfo] | None = field(default=None, repr=False, compare=False)
+
+    def __copy__(self) -> DeviceInfo:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DeviceInfo:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, ({f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("_cl", "_prepare")},)
+
+    @property
+    def here(self) -> DeviceInfo:
+        """This device in this process, if it was pickled in another one; raises `DeviceError` if it is not found."""
+        return self if self._cl is not None or self._find is None else self._find(self)
 
     @property
     def key(self) -> str:
@@ -114,6 +133,8 @@ class DeviceInfo:
     @property
     def cl_device(self) -> pyopencl.Device:
         """The `pyopencl.Device`; `DeviceError` if there is none in this process."""
+        if self._cl is None and self._find is not None:
+            return self._find(self).cl_device
         if self._cl is None:
             raise DeviceError(self.describe_problem())
         problem = self._prepare(self._cl) if self._prepare else ""
@@ -132,13 +153,17 @@ class DeviceInfo:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary of everything here, plus `key` and `index`."""
-        known: dict[str, Any] = msgspec.to_builtins(replace(self, _cl=None, _prepare=None))
-        del known["_cl"], known["_prepare"]
+        known: dict[str, Any] = msgspec.to_builtins(replace(self, _cl=None, _prepare=None, _find=None))
+        del known["_cl"], known["_prepare"], known["_find"]
         widths = {name: getattr(self, name)._asdict() for name in ("preferred_widths", "native_widths")}
         return {"index": self.index, "key": self.key} | known | widths
 
     def __str__(self) -> str:
         return f"{self.name} [{self.platform}, {self.index}]"
+
+
+def _unpickled(known: dict[str, Any]) -> DeviceInfo:
+    return DeviceInfo(**known)
 
 
 def text(answer: str) -> str:
@@ -159,7 +184,7 @@ _ANSWERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 def describe(device: pyopencl.Device, platform_index: int, device_index: int, **known: Any) -> DeviceInfo:
     """Describe a `pyopencl.Device`; a query that the driver does not support gives 0, False or ''.
 
-    known: the fields that are not queried: health, loader, pocl_cpu, notes.
+    known: the fields that are not queried: health, loader, pocl_cpu, notes, and how it is used and found.
     """
     import pyopencl as cl
 

@@ -56,6 +56,7 @@ def device(selector: Selector = None) -> DeviceInfo:
     if isinstance(selector, str):
         return _by_text(selector.strip(), repr(selector))
     if isinstance(selector, DeviceInfo):
+        selector = selector.here
         if selector._cl is None or selector.health.status == "unhealthy":
             raise DeviceError(selector.describe_problem())
         return selector

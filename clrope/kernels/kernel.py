@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ConfigError, shown
 
@@ -85,6 +85,7 @@ class Kernel:
     needs_copies: it takes contiguous tensors at the beginning of a buffer only: host arrays are copied to such buffers.
     writes_all: every element of the output is written; otherwise copied outputs keep what was there.
     configured: (configuration) -> the kernel for this configuration, if it depends on more than a `Problem` says.
+    maker:    what makes this kernel again where it was pickled, and its arguments; None for the package's own.
     """
 
     name: str
@@ -101,6 +102,10 @@ class Kernel:
     needs_copies: bool = False
     writes_all: bool = True
     configured: Callable[[RopeConfig], Kernel] | None = None
+    maker: tuple[Callable[..., Kernel], tuple[Any, ...]] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.maker or cast("tuple[Any, ...]", super().__reduce__())
 
     @property
     def schema(self) -> dict[str, Any]:

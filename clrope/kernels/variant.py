@@ -55,6 +55,16 @@ class Variant:
         object.__setattr__(self, "values", tuple(values))
         object.__setattr__(self, "folder", os.fspath(folder))
 
+    def __copy__(self) -> Variant:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variant:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kernel = self.kernel if KERNELS.get(self.kernel) is self.implementation else self.implementation
+        return _unpickled, (kernel, self.folder, self.parameters)
+
     @property
     def kernel(self) -> str:
         """The kernel's name."""
@@ -128,6 +138,10 @@ class Variant:
 
     def __repr__(self) -> str:
         return f"<Variant {self}>"
+
+
+def _unpickled(kernel: str | Kernel, folder: str, parameters: dict[str, Any]) -> Variant:
+    return Variant(kernel, folder=folder, **parameters)
 
 
 def check_variant(variant: Any) -> None:

@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -76,6 +76,11 @@ class LabFile:
     options: tuple[str, ...]
     kernel: str
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            field.name: getattr(self, field.name) for field in fields(self)
+        }  # not the kernels, which name this file
+
     def for_config(self, config: RopeConfig) -> Kernel:
         """Return the kernel for a configuration, the same object each time."""
         made = self._kernels.get(config)
@@ -106,7 +111,7 @@ class LabFile:
 
         reads = self.reads("f32", config.mode)
         return replace(
-            self.kernel_object(), supports=supports, spec=spec, configured=None,
+            self.kernel_object(), supports=supports, spec=spec, configured=None, maker=(self.for_config, (config,)),
             angles="cached" if "cos_table" in reads else "positions",
             needs_copies=not {"x_offset", "x_offset_bytes"} & reads or "x_token" not in reads,
         )  # fmt: skip
@@ -124,6 +129,7 @@ class LabFile:
         return Kernel(
             name, self.contract.summary, (), lambda pairing: (self.path.name,), unconfigured, fallback, unconfigured,
             lambda kind, dtype, pairing: [{}], lambda p: name, writes_all=False, configured=self.for_config,
+            maker=(self.kernel_object, ()),
         )  # fmt: skip
 
     @property

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from os import getpid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..arguments import listed
 from ..arrays import Operand, check_apart, check_out, note_writes, operand
-from ..errors import ShapeError
+from ..errors import CopyError, ShapeError
 from ..kernels.launch import LaunchSpec
 from ..kernels.variant import Variant
 from ..runtime import check_events, launch_error, pending, wait_on_host
@@ -60,6 +60,12 @@ class Plan:
         self._source = source
         self._bind(template, list(operands), positions)
         self._bound.place(self._queue, self._source, positions)
+
+    def __reduce__(self) -> NoReturn:
+        raise CopyError(
+            "plan: it is bound to its arrays and to this process, and can be neither copied nor pickled; make another "
+            "one by `Rope.plan`"
+        )
 
     @property
     def template(self) -> CallTemplate:
