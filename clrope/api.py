@@ -11,7 +11,7 @@ from .environ import variable
 from .errors import ConfigError, ShapeError
 from .mode import modes_text
 from .operation import Rope
-from .positions import check_packed, packed_positions
+from .positions import check_packed, chosen_positions, packed_positions
 from .runtime import OPERATIONS_KEPT, keep, runtimes
 
 
@@ -34,15 +34,17 @@ def rope(
     x:         a float type in `layout.DTYPES`; rank 4 or 3 (no batch) in the order of `layout`; a
                NumPy array or view with any strides, a `pyopencl.array.Array`, a torch CPU tensor, or anything with the
                buffer protocol; or a tuple of such arrays (q, k) that share positions.
-    positions: an int (offset of the first token), [S], [1, S], [B] offsets, [B, S]; in section modes [3, S], [4, S],
-               [3, B, S], [4, B, S] instead of [B, S]; any integer dtype.
+    positions: an int (the position of the first token), [S], [1, S], [B, S], [B, 1] (the first position of each batch);
+               in section modes [3, S], [4, S], [3, B, S], [4, B, S] instead of [B, S]; any integer dtype. [B] is as
+               [B, 1], but where B is S, it is [S]: give `offsets` instead.
     config:    a `RopeConfig`; or its fields as keywords (mode="neox", n_dims=128, freq_base=5e5, ...).
     forward:   False applies the transpose: the sign of sin flipped.
     out:       where to put the result: None for a new array, x itself to rotate in place, or an array of the same
                shape and dtype that does not overlap x.
-    layout:    the order of x's axes, any order of the letters b, s, n, d.
+    layout:    the order of x's axes, any order of the letters b, s, n, d (h for n).
     device:    what `clrope.device` takes. None: CLROPE_DEVICE, PYOPENCL_CTX, or the fastest healthy one. OpenCL arrays
                stay on their own queue; their results carry events, and nothing waits for them here.
+    offsets:   [B], the first position of each batch, instead of positions.
     cu_seqlens: [n + 1] bounds of sequences packed along s (x of rank 3, or one batch), instead of positions: each
                counts from 0, or from its number in `offsets` [n].
     wait_for:  events to wait for first.
@@ -55,10 +57,8 @@ def rope(
         raise ConfigError(f"config: given together with {', '.join(sorted(fields))}; use dataclasses.replace")
     if cu_seqlens is not None:
         positions = _packed(x, positions, layout, cu_seqlens, offsets)
-    elif offsets is not None:
-        raise ShapeError("offsets: only with cu_seqlens; one offset per batch goes into positions as [B]")
-    elif positions is None:
-        raise ShapeError("positions: not given; an int, an array of integers, or cu_seqlens is needed")
+    elif positions is None or offsets is not None:
+        positions = chosen_positions(positions, offsets, "offsets, or cu_seqlens")
     return operation(config, device)(x, positions, forward, out, layout, wait_for=wait_for)
 
 

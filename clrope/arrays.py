@@ -63,6 +63,16 @@ def is_opencl_array(x: object) -> bool:
     return module is not None and isinstance(x, module.Array)
 
 
+def refuse_buffer(x: object, argument: str) -> None:
+    """Raise `ShapeError` for OpenCL memory without a shape and a dtype, with the line that gives it both."""
+    cl = sys.modules.get("pyopencl")
+    if cl is not None and isinstance(x, (cl.MemoryObjectHolder, cl.SVMPointer)) and not isinstance(x, cl.Image):
+        raise ShapeError(
+            f"{argument}: got {type(x).__name__}, which has no shape and no dtype; wrap it: "
+            "pyopencl.array.Array(queue, shape, dtype, data=buffer)"
+        )
+
+
 def _is_torch(x: object) -> bool:
     module = sys.modules.get("torch")
     return module is not None and isinstance(x, module.Tensor)
@@ -73,6 +83,7 @@ def operand(x: Any, layout: str, argument: str = "x", *, writable: bool = False)
     with reading(argument, x):
         if is_opencl_array(x):
             return _opencl_operand(x, layout, argument)
+        refuse_buffer(x, argument)
         return _host_operand(x, layout, argument, writable)
 
 
@@ -134,7 +145,7 @@ def check_out(x: Operand, out: Operand) -> bool:
         )
     if out.view.size == 0:
         return False
-    if x.view.strides == out.view.strides and x.place == out.place:
+    if x.view.same_places(out.view) and x.place == out.place:
         return True
     if operands_overlap(x, out):
         raise ShapeError("out: overlaps x; allowed are x itself, the same view of its memory, or memory apart")

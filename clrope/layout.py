@@ -50,15 +50,15 @@ def dtype_name(dtype: Any, argument: str = "x") -> str:
 def parse_layout(layout: str, rank: int, argument: str = "x") -> str:
     """Return the layout as `rank` letters; `layout` is any order of b, s, n, d (without b for rank 3).
 
-    A four-letter layout is taken for a rank 3 tensor by dropping its b.
+    h (heads) stands for n. A four-letter layout is taken for a rank 3 tensor by dropping its b.
     """
     if type(layout) is str and layout == "bsnd" and rank in (3, 4):
         return layout[4 - rank :]
     if rank not in (3, 4):
         raise ShapeError(f"{argument}: got rank {rank}, allowed are 3 [S, N, D] and 4 [B, S, N, D]")
-    letters = layout.lower() if isinstance(layout, str) else ""
+    letters = layout.lower().replace("h", "n") if isinstance(layout, str) else ""
     if sorted(letters) not in (sorted("bsnd"), sorted("snd")):
-        raise ShapeError(f"layout: got {shown(layout)}, allowed is any order of the letters b, s, n, d")
+        raise ShapeError(f"layout: got {shown(layout)}, allowed is any order of the letters b, s, n, d (h for n)")
     if rank == 3:
         return letters.replace("b", "")
     if len(letters) == 3:
@@ -170,6 +170,11 @@ class TensorView:
             return self.offset, self.offset
         reach = [step * (length - 1) for step, length in zip(self.strides, self.shape, strict=True)]
         return self.offset + sum(min(0, r) for r in reach), self.offset + sum(max(0, r) for r in reach) + 1
+
+    def same_places(self, other: TensorView) -> bool:
+        """Whether two views with equal origins have their elements in the same places, of the same type and order."""
+        steps = zip(self.shape, self.strides, other.strides, strict=True)
+        return (self.shape, self.dtype) == (other.shape, other.dtype) and all(n == 1 or a == b for n, a, b in steps)
 
     @property
     def last_axis_dense(self) -> bool:

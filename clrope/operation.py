@@ -27,7 +27,7 @@ from .plan.angle_sources import ConfigAngles, PositionForm, Positions, counting_
 from .plan.plan import EmptyPlan, Plan
 from .plan.recent import RecentCall
 from .plan.template import CallTemplate, Transfer, check_transfer, describe
-from .positions import position_rows
+from .positions import Offsets, chosen_positions, position_rows
 from .runtime import (
     QueueState,
     Runtime,
@@ -109,15 +109,18 @@ class Rope:
     def __call__(
         self,
         x: Any,
-        positions: Any,
+        positions: Any = None,
         forward: bool = True,
         out: Any = None,
         layout: str = "bsnd",
         *,
+        offsets: Any = None,
         wait_for: Sequence[pyopencl.Event] | None = None,
     ) -> Any:
         """Rotate x (an array or a tuple of arrays that share positions) and return the result; see `clrope.rope`."""
         try:
+            if positions is None or offsets is not None:
+                positions = chosen_positions(positions, offsets)
             several = type(x) is tuple or type(x) is list
             inputs = list(x) if several else [x]
             like = recent = None
@@ -260,11 +263,12 @@ class Rope:
     def plan(
         self,
         x: Any,
-        positions: Any,
+        positions: Any = None,
         forward: bool = True,
         out: Any = None,
         layout: str = "bsnd",
         *,
+        offsets: Any = None,
         transfer: Transfer = "auto",
     ) -> Plan:
         """Check everything, build, bind, and return a `Plan` whose `run()` rotates these arrays.
@@ -272,6 +276,7 @@ class Rope:
         transfer: how host arrays reach the device: 'map' in place, 'copy' in chunks, 'auto' by whether the device
         shares the host's memory. Other arguments and errors as for `clrope.rope`.
         """
+        positions = chosen_positions(positions, offsets)
         try:
             with opencl_errors(self._device_name):
                 return self._plan(x, positions, forward, out, layout, transfer)
@@ -466,10 +471,13 @@ def call_text(x: Any, positions: Any, config: RopeConfig, layout: str) -> str:
         except Exception:  # of its own code
             return type(a).__name__
 
+    where = f"positions={text(positions)}"
+    if isinstance(positions, Offsets):
+        where = f"offsets={text(positions.array)}"
     plain = RopeConfig("normal").to_dict()
     fields = "".join(
         f", {k}={'...' if isinstance(v, list) and len(v) > 4 else repr(v)}"
         for k, v in config.to_dict().items()
         if k == "mode" or v != plain[k]
     )
-    return f"rope(x={text(x)}, positions={text(positions)}, layout={shown(layout)}{fields})"
+    return f"rope(x={text(x)}, {where}, layout={shown(layout)}{fields})"

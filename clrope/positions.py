@@ -98,13 +98,32 @@ class GivenPositions:
         return PositionRows(_axes(rows.reshape(axes, -1), self.sections), self.batch_stride)
 
 
+class Offsets:
+    """First positions, one per batch, of any integers: what `offsets` of a call becomes."""
+
+    def __init__(self, offsets: Any) -> None:
+        self.array = integers(offsets, "offsets")
+        _check_64_bits(self.array, "offsets")
+
+
+def chosen_positions(positions: Any, offsets: Any, others: str = "or offsets") -> Any:
+    """Return the positions of a call that takes either; others: what it takes in place of positions."""
+    if offsets is None:
+        if positions is None:
+            raise ShapeError(f"positions: not given; an int, an array of integers, {others} is needed")
+        return positions
+    if positions is not None:
+        raise ShapeError("offsets: given together with positions, one of the two is needed")
+    return Offsets(offsets)
+
+
 def position_rows(positions: Any, config: RopeConfig, *, batch: int | None, seq: int | None) -> PositionRows:
     """Check and normalise positions for `batch` × `seq` tokens (both None: whatever rows come, for tables).
 
-    Accepted, integers of any of the 8 widths: an int p (p, p+1, ... for every batch); [S]; [B, S] or [1, S]; [B]
-    (an offset per batch, if B is not S); in section modes [4, S], [3, S], [4, B, S], [3, B, S] with the rows
-    t, h, w (, e) instead of [B, S]. Positions with fewer rows than axes drive all of them alike: e follows t, so that
-    text rotates in every section mode as it does without sections.
+    Accepted, integers of any of the 8 widths: an int p (p, p+1, ... for every batch); [S]; [B, S] or [1, S]; [B, 1]
+    (the first position of each batch), or [B] if B is not S; `Offsets`; in section modes [4, S], [3, S], [4, B, S],
+    [3, B, S] with the rows t, h, w (, e) instead of [B, S], also for S = 1. Positions with fewer rows than axes drive
+    all of them alike: e follows t, so that text rotates in every section mode as it does without sections.
 
     Raises `ShapeError` naming what came and what is allowed.
     """
@@ -113,9 +132,14 @@ def position_rows(positions: Any, config: RopeConfig, *, batch: int | None, seq:
 
 def given_positions(positions: Any, config: RopeConfig, *, batch: int | None, seq: int | None) -> GivenPositions:
     """Check positions as `position_rows` does, and make no rows of them."""
+    sections = config.uses_sections
+    if isinstance(positions, Offsets):
+        offsets = positions.array
+        if batch is None or seq is None or offsets.shape != (batch,):
+            raise ShapeError(f"offsets: got shape {list(offsets.shape)}, one per batch is needed: {[batch]}")
+        return _counted(offsets, seq, seq, sections, "offsets")
     array = integers(positions)
     _check_64_bits(array, "positions")
-    sections = config.uses_sections
     if batch is None or seq is None:
         batch, seq = 1, _free_length(array, sections)
     if array.ndim == 0:
@@ -130,6 +154,8 @@ def given_positions(positions: Any, config: RopeConfig, *, batch: int | None, se
             return GivenPositions(array, False, seq, 0, sections)
         if array.shape == (batch, seq) and not sections:
             return GivenPositions(array, False, seq, seq, sections)
+        if array.shape == (batch, 1):
+            return _counted(array[:, 0], seq, seq, sections)
     elif array.ndim == 3 and sections and array.shape[0] in (3, 4) and array.shape[2] == seq:
         if array.shape[1] == batch and batch != 1:
             return GivenPositions(array, False, seq, seq, sections)
@@ -260,9 +286,11 @@ def _check_64_bits(array: npt.NDArray[Any], name: str) -> None:
         raise ShapeError(f"{name}: got {int(array.max())}, allowed are -2**63 ... 2**63 - 1")
 
 
-def _counted(offsets: npt.NDArray[Any], seq: int, batch_stride: int, sections: bool) -> GivenPositions:
+def _counted(
+    offsets: npt.NDArray[Any], seq: int, batch_stride: int, sections: bool, name: str = "positions"
+) -> GivenPositions:
     if offsets.size and int(offsets.max()) + seq - 1 > np.iinfo(np.int64).max:
-        raise ShapeError(f"positions: offset {int(offsets.max())} with {seq} tokens goes beyond 64-bit integers")
+        raise ShapeError(f"{name}: offset {int(offsets.max())} with {seq} tokens goes beyond 64-bit integers")
     return GivenPositions(offsets, True, seq, batch_stride, sections)
 
 
@@ -297,4 +325,6 @@ def _allowed(batch: int, seq: int, sections: bool) -> str:
         forms += [f"[{batch}, {seq}]"]
     if batch != seq:
         forms += [f"[{batch}] (an offset per batch)"]
+    if seq != 1:
+        forms += [f"[{batch}, 1] (an offset per batch)"]
     return ", ".join(dict.fromkeys(forms))

@@ -6,8 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from .arrays import Operand, check_forward, operand
+from .arrays import Operand, check_forward, operand, refuse_buffer
 from .config import RopeConfig, parse_mode
 from .errors import ConfigError, ShapeError, reading, renamed, shown
 from .integers import is_integer
@@ -18,6 +19,7 @@ from .operation import Rope, made_outputs, outputs_of
 from .plan.angle_sources import ArrayAngles, PositionForm, Positions, TableColumns
 from .plan.plan import EmptyPlan, Plan
 from .plan.template import CallTemplate, Transfer, check_transfer, template_key
+from .positions import chosen_positions
 from .runtime import opencl_errors
 from .select import database
 
@@ -37,6 +39,7 @@ def rotate(
     layout: str = "bsnd",
     device: Any = None,
     *,
+    offsets: Any = None,
     n_dims: int | None = None,
     n_offs: int = 0,
     forward: bool = True,
@@ -50,18 +53,20 @@ def rotate(
     cos, sin:   with positions: [max_pos, columns], whose rows the positions pick; without: one row per token,
                 [S, columns] for every batch, or [B, S, columns]. Any strides; float16, bfloat16, float32, or with
                 float64 x also float64. columns is the number of pairs, or twice that ("full" tables).
-    positions:  None, an int, [S], [B, S] or [B] offsets; 0 <= position < max_pos.
+    positions:  None, an int, [S], [B, S], or [B, 1], the first position of each batch; 0 <= position < max_pos.
+    offsets:    [B], the first position of each batch, instead of positions.
     mode:       'normal' pairs neighbours, every other mode pairs halves.
     n_dims:     rotated elements of a head. None: the whole head if columns is head_dim or head_dim / 2, otherwise
-                twice the columns.
+                twice the columns. It has to be given where the columns of such tables in host memory are the same
+                numbers twice: full tables of half as many elements look so.
     full_tables: where a full table has the values of a pair's two elements: 'halves' at columns i and i + pairs,
                 'interleaved' at 2i and 2i + 1. They need not be equal: each element is computed with its own.
 
     Raises `ShapeError` (also for positions outside the table), `ConfigError`, `DeviceError`, `BuildError`.
     """
     plan = rotate_plan(
-        x, cos, sin, positions, mode, out, layout, device, n_dims=n_dims, n_offs=n_offs, forward=forward,
-        full_tables=full_tables, transfer=transfer, variant=variant,
+        x, cos, sin, positions, mode, out, layout, device, offsets=offsets, n_dims=n_dims, n_offs=n_offs,
+        forward=forward, full_tables=full_tables, transfer=transfer, variant=variant,
     )  # fmt: skip
     return plan.run()
 
@@ -76,6 +81,7 @@ def rotate_plan(
     layout: str = "bsnd",
     device: Any = None,
     *,
+    offsets: Any = None,
     n_dims: int | None = None,
     n_offs: int = 0,
     forward: bool = True,
@@ -88,6 +94,8 @@ def rotate_plan(
     forward = check_forward(forward)
     check_transfer(transfer)
     check_variant(variant)
+    if offsets is not None:
+        positions = chosen_positions(positions, offsets)
     if not isinstance(full_tables, str) or full_tables not in ("halves", "interleaved"):
         raise ConfigError(f"full_tables: got {shown(full_tables)}, allowed are 'halves', 'interleaved'")
     x_operand = operand(x, layout)
@@ -102,6 +110,8 @@ def rotate_plan(
     if cosine.view.dtype == "f64" and x_operand.view.dtype != "f64":
         raise ShapeError(f"cos, sin: float64 tables need float64 x, which is {x_operand.view.dtype}")
     pairs, full = _pairs(cosine.view.shape[3], head_dim, n_dims)
+    if n_dims is None and not full and x_operand.view.size and cosine.host is not None and sine.host is not None:
+        _refuse_doubled(cosine.host, sine.host)
     config = RopeConfig("normal" if parse_mode(mode) == "normal" else "neox", 2 * pairs, n_offs=n_offs)
     if x_operand.view.size:
         config.for_head_dim(head_dim)
@@ -169,6 +179,7 @@ def _table(table: Any, name: str) -> Operand:
 
 
 def _described(table: Any, name: str) -> Operand:
+    refuse_buffer(table, name)
     shape = getattr(table, "shape", None)
     if shape is None or len(shape) not in (2, 3):
         what = type(table).__name__ if shape is None else f"shape {list(shape)}"
@@ -208,6 +219,25 @@ def _pairs(columns: int, head_dim: int, n_dims: int | None) -> tuple[int, bool]:
         allowed = f"{shown(n_dims // 2)} and {shown(n_dims)}"
         raise ShapeError(f"cos: got {columns} columns; for n_dims {shown(n_dims)} allowed are {allowed}")
     return n_dims // 2, columns == n_dims
+
+
+def _refuse_doubled(cos: npt.NDArray[Any], sin: npt.NDArray[Any]) -> None:
+    """Raise `ShapeError` for tables of one column per pair in which each number stands twice."""
+    columns = cos.shape[-1]
+    half = columns // 2
+    cuts = {f":{half}": (slice(half), slice(half, None)), "::2": (slice(0, None, 2), slice(1, None, 2))}
+    if columns % 2 or not cos.size:
+        return
+    for cut, (first, second) in cuts.items():
+        # Mostly the last row tells. One number in all columns tells nothing, such as at position 0.
+        rows = (t[..., some, :] for some in (slice(-1, None), slice(None)) for t in (cos, sin))
+        twice = all((t[..., first] == t[..., second]).all() for t in rows)
+        if twice and not all((t == t[..., :1]).all() for t in (cos, sin)):
+            raise ShapeError(
+                f"cos, sin: each number stands twice in their {columns} columns, as in tables for {columns} rotated "
+                f"elements; give cos[..., {cut}] and sin[..., {cut}], or n_dims={2 * columns} if each column is of "
+                "another pair"
+            )
 
 
 def _pair_layout(config: RopeConfig, head_dim: int, out_mode: str | int | None) -> PairLayout:

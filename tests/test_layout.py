@@ -107,6 +107,7 @@ def test_rank_3_has_no_b() -> None:
     for layout, shape in (("bsnd", (1, 3, 4, 6)), ("nsd", (1, 4, 3, 6)), ("dns", (1, 6, 4, 3))):
         assert canonical(x, layout).shape == shape
     assert parse_layout("BSND", 4) == "bsnd"
+    assert [parse_layout(layout, len(layout)) for layout in ("bhsd", "bshd", "hsd")] == ["bnsd", "bsnd", "nsd"]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_rank_3_has_no_b() -> None:
     [
         ("bsnd", 2, r"x: got rank 2, allowed are 3 \[S, N, D\] and 4 \[B, S, N, D\]"),
         ("bsnd", 5, "x: got rank 5"),
-        ("bshd", 4, "layout: got 'bshd', allowed is any order of the letters b, s, n, d"),
+        ("bshn", 4, r"layout: got 'bshn', allowed is any order of the letters b, s, n, d \(h for n\)"),
         ("bsn", 3, "layout: got 'bsn'"),
         ("bsndd", 4, "layout: got 'bsndd'"),
         (None, 4, "layout: got None"),

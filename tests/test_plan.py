@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from clrope.kernels.variant import Variant
 from clrope.plan.angle_sources import ConfigAngles
 from clrope.plan.chunks import Chunk, chunks, chunks_that_fit
 from clrope.plan.template import CallTemplate
-from clrope.runtime import runtime_for
+from clrope.runtime import queue_for, runtime_for
 from clrope.tables import rotate_plan
 
 TYPES = ["f16", "bf16", "f32", "f64"]
@@ -68,6 +69,78 @@ def test_run_with_other_arrays(
         assert same(got, want).all()
         assert (got is y) == in_place
     assert same(x, emulate_rope(first, 3, config) if in_place else first).all()
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("kind", ["map", "copy", "opencl"])
+def test_run_with_another_output(device: clrope.DeviceInfo, kind: Any, several: bool, rng: np.random.Generator) -> None:
+    """For one run; before it and after it the results are in the plan's own output."""
+    config, op = RopeConfig("neox"), Rope(RopeConfig("neox"), device.index)
+    host = new(rng)
+    make = partial(cla.to_device, queue_for(device.index)) if kind == "opencl" else np.copy
+    x, others = make(host), [make(np.zeros_like(host)) for _ in range(2)]
+    more = {} if kind == "opencl" else {"transfer": kind}
+    plan = op.plan((x, make(host)), 3, **more) if several else op.plan(x, 3, **more)
+    own = plan.out
+
+    def parts(result: Any) -> list[np.ndarray]:
+        return [a.get() if kind == "opencl" else a.copy() for a in (result if several else (result,))]
+
+    def check(result: Any, at: Any, host: np.ndarray = host) -> None:
+        for part in parts(result):
+            assert same(part, emulate_rope(host, at, config)).all()
+
+    check(plan.run(), 3)
+    for at in (9, [4, 1, 7, 0, -3], 2**40):
+        given = tuple(others) if several else others[0]
+        got = plan.run(positions=at, out=given)
+        assert all(a is b for a, b in zip(got, given, strict=True)) if several else got is given
+        check(got, at)
+        assert plan.out is own or several
+        kept = parts(plan.out)
+        again = plan.run()
+        assert again is own or several
+        check(again, at)
+        check(given, at)
+        check(plan.run(positions=3), 3)
+        check(given, at)
+        assert all(same(a, emulate_rope(host, 3, config)).all() for a in kept)
+    if several:
+        got = plan.run(out=(None, others[1]), positions=5)
+        assert got[0] is own[0]
+        assert got[1] is others[1]
+        check(got, 5)
+    else:
+        host = new(rng)
+        check(plan.run(make(host), out=others[1]), 3, host)
+        check(plan.run(), 3, host)
+
+
+def test_outputs_that_a_run_refuses(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    x, op = new(rng), Rope(RopeConfig("neox"), device.index)
+    plan = op.plan(x, 3)
+    want = plan.run().copy()
+    for out, message in (
+        (x, "out: is the plan's input"),
+        (new(rng, shape=(2, 5, 3, 8)), r"out: got shape \[2, 5, 3, 8\], .* was made for shape \[2, 5, 3, 16\]"),
+        (new(rng, np.float16), "out: got .* f16"),
+        (new(rng, shape=(2, 3, 5, 16)).transpose(0, 2, 1, 3), "out: got .* strides"),
+        ([x], "out: got list"),
+        (x[:, ::-1], "out: got .* strides"),
+    ):  # fmt: skip
+        with pytest.raises(ShapeError, match=message):
+            plan.run(out=out)
+    with pytest.raises(ShapeError, match="out: got 1 arrays, the plan was made for 2"):
+        op.plan((x, x.copy()), 0).run(out=[new(rng)])
+    with pytest.raises(ShapeError, match="out: an output overlaps another tensor"):
+        op.plan((x, x.copy()), 0).run(out=[want, want])
+    with pytest.raises(ShapeError, match="out: given to a plan that rotates in place"):
+        op.plan(x, 0, out=x).run(out=want)
+    assert same(plan.run(), want).all()
+    empty = new(rng)[:0]
+    plan = op.plan(empty, 0)
+    assert plan.run(out=empty.copy()) is not plan.out
+    assert plan.run() is plan.out
 
 
 def test_positions_of_a_plan(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:

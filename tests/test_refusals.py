@@ -6,11 +6,14 @@ import re
 from typing import Any
 
 import numpy as np
+import pyopencl as cl
 import pytest
+from pyopencl.tools import ImmediateAllocator, MemoryPool
 
 import clrope
 from clrope import ConfigError, DeviceError, Rope, RopeConfig, ShapeError
 from clrope.kernels.launch import Launch
+from clrope.runtime import queue_for
 
 NEOX = RopeConfig("neox")
 X = np.arange(2 * 3 * 2 * 8, dtype=np.float32).reshape(2, 3, 2, 8)
@@ -76,7 +79,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"wait_for": 5}, ShapeError, "wait_for: got 5, a sequence of pyopencl.Event is needed"),
     ({"wait_for": [None]}, ShapeError, r"wait_for: got \[None\], a sequence of"),
     ({"positions": [0.0, 1.0, 2.0]}, ShapeError, "positions: got dtype float64, allowed are the integer dtypes"),
-    ({"layout": "bhsd"}, ShapeError, "layout: got 'bhsd', allowed is any order of the letters b, s, n, d"),
+    ({"layout": "bcsd"}, ShapeError, "layout: got 'bcsd', allowed is any order of the letters b, s, n, d"),
     ({"layout": "snd"}, ShapeError, "layout: got 'snd' for a rank 4 x, the letter b is missing"),
     ({"out": read_only()}, ShapeError, "out: the array is read-only"),
     ({"out": np.zeros((2, 3, 2, 6), np.float32)}, ShapeError, r"out: got shape \[2, 3, 2, 6\], x has \[2, 3, 2, 8\]"),
@@ -122,6 +125,24 @@ def test_the_message_ends_with_the_call() -> None:
         r"\n  in rope\(x=float32\[2, 3, 2, 8\], positions=int32\[7\], layout='bsnd', mode='neox', n_dims=4, "
         r"freq_base=500000.0", str(caught.value),
     )  # fmt: skip
+
+
+def test_buffers_without_a_shape(device: clrope.DeviceInfo) -> None:
+    queue = queue_for(device.index)
+    pooled = MemoryPool(ImmediateAllocator(queue)).allocate(X.nbytes)
+    line = re.escape("pyopencl.array.Array(queue, shape, dtype, data=buffer)")
+    for buffer in (cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, X.nbytes), pooled):
+        for name, call in {
+            "x": lambda b: clrope.rope(b, 0, NEOX),
+            "x, of two": lambda b: clrope.rope((X, b), 0, NEOX),
+            "out": lambda b: clrope.rope(X, 0, NEOX, out=b),
+            "cos": lambda b: clrope.rotate(X, b, X[0, 0]),
+            "sin": lambda b: clrope.rotate(X, X[0, 0], b),
+        }.items():
+            with pytest.raises(
+                ShapeError, match=f"^{name.partition(',')[0]}: got .*Buffer, which has no shape .*{line}"
+            ):
+                call(buffer)
 
 
 def test_transfer_and_op() -> None:

@@ -55,6 +55,44 @@ def test_per_position(device: clrope.DeviceInfo, dtype: str, mode: Any, out: Any
                 assert same(got, want).all()
 
 
+DOUBLED = {"halves": (lambda c: np.concatenate([c, c], -1), ":{}"), "interleaved": (lambda c: c.repeat(2, -1), "::2")}
+
+
+@pytest.mark.parametrize("n", [32, 16])
+@pytest.mark.parametrize("full_tables", DOUBLED)
+def test_full_tables_of_a_part_of_the_head(device: clrope.DeviceInfo, full_tables: Any, n: int) -> None:
+    """As transformers makes them: taken for one column per pair, they would rotate twice as many elements."""
+    join, text = DOUBLED[full_tables]
+    text = text.format(n // 2)
+    cut = slice(n // 2) if full_tables == "halves" else slice(None, None, 2)
+    x = np.linspace(-1, 1, 5 * 3 * 64, dtype=np.float32).reshape(1, 5, 3, 64)
+    config = RopeConfig("neox", n)
+    for positions in (np.arange(5), np.arange(5)[::-1]):
+        cos, sin = emulate_cos_sin(positions, config)
+        want = clrope.rotate(x, cos, sin, n_dims=n, device=device.index)
+        both = join(cos), join(sin)
+        for where in (None, [0, 0, 0, 0, 0]):
+            with pytest.raises(ShapeError) as refused:
+                clrope.rotate(x, *both, where, device=device.index)
+            assert f"give cos[..., {text}] and sin[..., {text}], or n_dims={2 * n}" in str(refused.value)
+        got = clrope.rotate(x, *both, n_dims=n, full_tables=full_tables, device=device.index)
+        assert same(got, want).all()
+        got = clrope.rotate(x, both[0][..., cut], both[1][..., cut], device=device.index)
+        assert same(got, want).all()
+        clrope.rotate(x, *both, n_dims=2 * n, device=device.index)
+
+
+def test_tables_that_cannot_be_told_apart_are_taken(device: clrope.DeviceInfo) -> None:
+    """Position 0, one number in all columns, and a column for each element of the whole head."""
+    x = np.linspace(-1, 1, 2 * 3 * 64, dtype=np.float32).reshape(1, 2, 3, 64)
+    cos, sin = emulate_cos_sin([0, 0], RopeConfig("neox", 32))
+    assert same(clrope.rotate(x, np.tile(cos, 2), np.tile(sin, 2), device=device.index), x).all()
+    clrope.rotate(x, np.full((2, 32), 0.5, np.float32), np.full((2, 32), 0.25, np.float32), device=device.index)
+    cos, sin = emulate_cos_sin([3, 4], RopeConfig("neox", 64))
+    want = emulate_rope(x, [3, 4], RopeConfig("neox"))
+    assert same(clrope.rotate(x, np.tile(cos, 2), np.tile(sin, 2), device=device.index), want).all()
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("batched", [True, False])

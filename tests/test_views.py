@@ -94,6 +94,28 @@ def test_interleaved_input_and_output_share_no_element(device: clrope.DeviceInfo
     assert (x == before).all()
 
 
+@pytest.mark.parametrize("shape", [(1, 5, 3, 16), (2, 1, 3, 16), (2, 5, 1, 16), (1, 1, 1, 16)])
+def test_in_place_whatever_the_strides_of_axes_of_length_1(
+    device: clrope.DeviceInfo, shape: tuple[int, ...], rng: np.random.Generator
+) -> None:
+    x = rng.uniform(-1, 1, shape).astype(np.float32)
+    op = clrope.Rope(clrope.RopeConfig("neox"), device.index)
+    for stride in (0, 4, -64, 1 << 20):
+        same_places = np.lib.stride_tricks.as_strided(
+            x, shape, [stride if n == 1 else s for n, s in zip(shape, x.strides, strict=True)]
+        )
+        want = emulate_rope(x, 7, op.config)
+        assert op(x, 7, out=same_places) is same_places
+        assert same(x, want).all()
+        plan = op.plan(same_places, 7, out=x)
+        for given in (same_places, x):
+            want = emulate_rope(x, 7, op.config)
+            assert plan.run(given) is given
+            assert same(x, want).all()
+    with pytest.raises(clrope.ShapeError, match="out: overlaps x"):
+        op(x, 7, out=x[..., ::-1])
+
+
 def test_in_place_by_another_object_of_the_same_view(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     x = rng.uniform(-1, 1, (2, 4, 2, 8)).astype(np.float16)
     want = emulate_rope(x, 3, RopeConfig("neox"))

@@ -21,7 +21,7 @@ from ..arrays import check_forward
 from ..config import RopeConfig
 from ..errors import ConfigError, ShapeError, shown
 from ..layout import dtype_name, parse_layout
-from ..positions import given_positions, integers, packed_positions, with_far_token
+from ..positions import Offsets, chosen_positions, given_positions, integers, packed_positions, with_far_token
 
 I64 = npt.NDArray[np.int64]
 #: Positions within ± this are rotated by steps of 64 bits.
@@ -46,7 +46,7 @@ def rope(
 
     x:         a `dask.array.Array` of rank 4 or 3 (no batch) in the order of `layout`, chunked in any way along b, s, n
                and not along d; its blocks are NumPy arrays of a float type in `layout.DTYPES`.
-    positions: as for `clrope.rope`, of the whole x: an int, [S], [B, S], [B] offsets; in section modes also [3, S],
+    positions: as for `clrope.rope`, of the whole x: an int, [S], [B, S], [B, 1] or [B]; in section modes also [3, S],
                [4, S], [3, B, S], [4, B, S]; integers, or a Dask array of integers. Each chunk gets its part.
     config, fields, forward, layout, cu_seqlens, offsets: as for `clrope.rope`.
     device:    the name of a device in each process that computes. None: its CLROPE_DEVICE, PYOPENCL_CTX, or its fastest
@@ -77,18 +77,16 @@ def rope(
         raise ConfigError(f"device: got {type(device).__name__}, a name is needed, which each process looks up")
     lengths = dict(zip(letters, x.shape, strict=True))
     batch, seq, head_dim = lengths.get("b", 1), lengths["s"], lengths["d"]
+    if any(isinstance(given, da.Array) for given in (cu_seqlens, offsets)):
+        raise ShapeError("cu_seqlens, offsets: got a Dask array, whose values are needed now; call its compute()")
     if cu_seqlens is not None:
         if positions is not None:
             raise ShapeError("positions: given together with cu_seqlens, which makes them")
         if batch != 1:
             raise ShapeError(f"cu_seqlens: got x of {batch} batches, packed sequences need 1")
-        if any(isinstance(given, da.Array) for given in (cu_seqlens, offsets)):
-            raise ShapeError("cu_seqlens, offsets: got a Dask array, whose values are needed now; call its compute()")
         positions = packed_positions(cu_seqlens, seq, offsets)
-    elif offsets is not None:
-        raise ShapeError("offsets: only with cu_seqlens; one offset per batch goes into positions as [B]")
-    elif positions is None:
-        raise ShapeError("positions: not given; an int, an array of integers, or cu_seqlens is needed")
+    else:
+        positions = chosen_positions(positions, offsets, "offsets, or cu_seqlens")
     known = config.for_head_dim(head_dim) if head_dim else config
     given, axes = _given(positions, known, batch, seq, da)
     more = 0 if "s" in axes else seq - 1
@@ -166,6 +164,8 @@ def _given(positions: Any, config: RopeConfig, batch: int, seq: int, da: Any) ->
 
     Without an s they are of the first token. Values are checked, if there are any yet.
     """
+    if isinstance(positions, Offsets):
+        return given_positions(positions, config, batch=batch, seq=seq).array, "b"
     lazy = isinstance(positions, da.Array)
     array = positions if lazy else integers(positions)
     if array.ndim == 0 and array.dtype.kind in "iu":
@@ -176,11 +176,13 @@ def _given(positions: Any, config: RopeConfig, batch: int, seq: int, da: Any) ->
     if lazy and _unknown(shape):
         raise ShapeError("positions: got chunks of unknown lengths; call positions.compute_chunk_sizes() first")
     # Of a lazy array only the form can be checked.
-    given_positions(
+    given = given_positions(
         np.broadcast_to(np.zeros((), array.dtype), shape) if lazy else positions, config, batch=batch, seq=seq
     )
+    if given.offsets:
+        return array if array.ndim == 1 else array[:, 0], "b"
     if array.ndim == 1:
-        return array, "s" if shape[0] == seq else "b"
+        return array, "s"
     if array.ndim == 3:
         return (array[:, 0], "rs") if shape[1] == 1 else (array, "rbs")
     if shape[0] == 1:

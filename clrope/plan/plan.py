@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from os import getpid
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,6 +13,7 @@ from ..arrays import Operand, check_apart, check_out, note_writes, operand
 from ..errors import CopyError, ShapeError
 from ..kernels.launch import LaunchSpec
 from ..kernels.variant import Variant
+from ..positions import chosen_positions
 from ..runtime import check_events, launch_error, pending, wait_on_host
 from .angle_sources import COUNTING, LIMIT, ArrayAngles, Positions, counting_from
 from .bound import AngleSource, BoundCall
@@ -58,6 +58,9 @@ class Plan:
         self._passed: list[list[Any]] | None = None
         self._quick: Quick | None = None
         self._source = source
+        #: The plan's own outputs, which one run may have others in place of.
+        self._own = [out for _, out in operands]
+        self._described: dict[int, tuple[Any, ...]] = {}
         self._bind(template, list(operands), positions)
         self._bound.place(self._queue, self._source, positions)
 
@@ -100,30 +103,48 @@ class Plan:
     @property
     def out(self) -> Any:
         """The output, or a tuple of them."""
-        results = tuple(out.original for _, out in self._operands)
+        return self._results(self._own)
+
+    def _results(self, outputs: Sequence[Operand]) -> Any:
+        results = tuple(out.original for out in outputs)
         return results if self._several else results[0]
 
-    def run(self, x: Any = None, positions: Any = None, *, wait_for: Sequence[pyopencl.Event] | None = None) -> Any:
+    def run(
+        self,
+        x: Any = None,
+        positions: Any = None,
+        *,
+        offsets: Any = None,
+        out: Any = None,
+        wait_for: Sequence[pyopencl.Event] | None = None,
+    ) -> Any:
         """Run: read the inputs as they are now, write the outputs and return them.
 
         x: other arrays of the same kind, shape, strides and dtype, as many as the plan was made for; an in-place plan
-        then rotates these in place. positions: other positions, valid from this run on. wait_for: events that the
-        first launch waits for. Raises `ShapeError` for arrays or positions that do not fit the plan, `DeviceError` for
-        an event that has failed.
+        then rotates these in place. positions: other positions, valid from this run on; or offsets, [B], the first
+        position of each batch. out: where this run alone puts its results, instead of the plan's own output: arrays
+        like it in kind, shape, strides and dtype; not for an in-place plan. wait_for: events that the first launch
+        waits for. Raises `ShapeError` for arrays or positions that do not fit the plan, `DeviceError` for an event that
+        has failed.
         """
         try:
             with self._lock:
                 waits = () if wait_for is None else check_events(wait_for)
+                if offsets is not None:
+                    positions = chosen_positions(positions, offsets)
+                others = x is not None or out is not None or self._lent
+                operands = self._taken(x, out) if others else self._operands
                 if self._described:
-                    self._check_tensors(x is not None)
-                if self._tensors and x is None:
-                    note_writes(self._tensors)
-                quick = self._quick
-                if quick is not None and x is None and wait_for is None and quick(self, positions):
-                    return self._result
+                    self._check_tensors(operands)
+                if not others:
+                    if self._tensors:
+                        note_writes(self._tensors)
+                    quick = self._quick
+                    if quick is not None and wait_for is None and quick(self, positions):
+                        return self._result
                 self._runtime.check()
-                if x is not None:
-                    self._take(x)
+                if others:
+                    self._take(operands)
                     note_writes(self._tensors)
                 if positions is not None:
                     self._move(positions)
@@ -135,7 +156,7 @@ class Plan:
                     self._bound.run_on_host(self._queue, self._operands)
                 else:
                     self._run_on_device(waits)
-                if self._quick is None and self._source.constant:
+                if self._quick is None and self._source.constant and not self._lent:
                     self._quick = self._quick_on_host() if self._template.all_on_host else self._quick_on_device()
                 return self._result
         except Exception as error:
@@ -240,14 +261,15 @@ class Plan:
         self._template, self._operands, self._positions, self._bound = template, operands, positions, bound
         self._variants = self._bound.call.variants
         self._specs = [launch.spec for launch in self._bound.launches]
-        self._result = self.out
+        self._result = self._results([out for _, out in operands])
+        self._lent = any(out is not own for (_, out), own in zip(operands, self._own, strict=True))
         #: The outputs that are torch tensors.
         self._tensors = [out.original for _, out in self._operands if out.kind == "torch"]
-        #: All torch tensors by the argument's name, with what was bound of them.
-        sides = [("x", x) for x, _ in self._operands] + [("out", out) for x, out in self._operands if out is not x]
-        if isinstance(self._source, ArrayAngles):
-            sides += [("cos", self._source.cosine), ("sin", self._source.sine)]
-        self._described = [(name, o.original, _description(o.original)) for name, o in sides if o.kind == "torch"]
+        sides = self._sides(operands)
+        self._tensor_sides = [(name, o) for name, o in sides if o.kind == "torch"]
+        #: What was bound of each torch tensor at first, also of the plan's own outputs.
+        before, held = self._described, [*(o for _, o in sides), *self._own]
+        self._described = {id(o): before.get(id(o)) or _description(o.original) for o in held if o.kind == "torch"}
         #: The OpenCL arrays: outputs (None for a host array), and all that launches wait for.
         self._outputs = [out.original if out.kind == "opencl" else None for _, out in self._operands]
         both = [a for x, out in self._operands for a in ((x.array, x.twin) if x is out else (x.array, out.array))]
@@ -267,45 +289,75 @@ class Plan:
         self._bound.place(self._queue, self._source, moved)
         self._positions = moved
 
-    def _check_tensors(self, other_x: bool) -> None:
-        """Raise `ShapeError` for a tensor that is no more what was bound; other_x: the inputs are about to be."""
-        for name, tensor, bound in self._described:
-            if _description(tensor) != bound and not (other_x and name == "x"):
+    def _sides(self, operands: Operands) -> list[tuple[str, Operand]]:
+        """Return all arrays of a run by the argument's name."""
+        sides = [("x", x) for x, _ in operands] + [("out", out) for x, out in operands if out is not x]
+        if isinstance(self._source, ArrayAngles):
+            sides += [("cos", self._source.cosine), ("sin", self._source.sine)]
+        return sides
+
+    def _check_tensors(self, operands: Operands) -> None:
+        """Raise `ShapeError` for a tensor of a run that is no more what was bound."""
+        for name, o in self._tensor_sides if operands is self._operands else self._sides(operands):
+            bound = self._described.get(id(o))
+            if bound is not None and _description(o.original) != bound:
                 raise ShapeError(
                     f"{name}: memory, shape, strides, dtype or requires_grad of the tensor were replaced "
                     "(as `data = `, `set_`, `resize_`, `requires_grad_` do) after the plan was made; make a new plan"
                     + (", or give the tensor to `run`" if name == "x" else "")
                 )
 
-    def _take(self, x: Any) -> None:
-        operands = self._taken(x)
-        if any(taken.array is not None and taken.array.context != self._runtime.context for taken, _ in operands):
-            raise ShapeError("x: the array lives in another OpenCL context than the plan")
+    def _take(self, operands: list[tuple[Operand, Operand]]) -> None:
+        for name, o in self._sides(operands):
+            if o.array is not None and o.array.context != self._runtime.context:
+                raise ShapeError(f"{name}: the array lives in another OpenCL context than the plan")
+        self._own = [x if out is x else own for (x, out), own in zip(operands, self._own, strict=True)]
         # Other addresses may be aligned otherwise, which other kernels may be right for.
         self._bind(self._template.for_operands(operands), operands, self._positions)
         self._bound.place(self._queue, self._source, self._positions)
 
-    def _taken(self, x: Any) -> list[tuple[Operand, Operand]]:
-        """Return (input, output) of each part with other inputs; raises `ShapeError` for what does not fit."""
-        given = listed("x", x, len(self._operands)) if self._several else [x]
-        if len(given) != len(self._operands):
-            raise ShapeError(f"x: got {len(given)} arrays, the plan was made for {len(self._operands)}")
-        operands: list[tuple[Operand, Operand]] = []
-        for new, (x_before, out) in zip(given, self._operands, strict=True):
-            in_place = out is x_before
-            taken = operand(new, x_before.layout, writable=in_place)
-            same = replace(taken.view, offset=0) == replace(x_before.view, offset=0) and taken.kind == x_before.kind
-            if not same:
-                raise ShapeError(
-                    f"x: got shape {list(taken.view.shape)}, strides {list(taken.view.strides)}, {taken.view.dtype} in "
-                    f"{taken.kind} memory; the plan was made for shape {list(x_before.view.shape)}, strides "
-                    f"{list(x_before.view.strides)}, {x_before.view.dtype} in {x_before.kind} memory (order b, s, n, d)"
-                )
-            if not in_place and check_out(taken, out):
-                raise ShapeError("x: is the plan's own output, the plan was made to rotate out of place")
-            operands.append((taken, taken if in_place else out))
-        check_apart([taken for taken, _ in operands], [out for _, out in operands])
-        return operands
+    def _taken(self, x: Any, out: Any) -> list[tuple[Operand, Operand]]:
+        """Return (input, output) of each part, some of them others; raises `ShapeError` for what does not fit.
+
+        x: None for the inputs as they are. out: None, of a part as well, for the plan's own output.
+        """
+        inputs = [before for before, _ in self._operands]
+        in_place = [before is own for before, own in zip(inputs, self._own, strict=True)]
+        if x is not None:
+            given = self._listed("x", x)
+            inputs = [_like("x", new, x, moved) for new, x, moved in zip(given, inputs, in_place, strict=True)]
+        outputs = [x if moved else own for x, own, moved in zip(inputs, self._own, in_place, strict=True)]
+        if out is not None:
+            if any(in_place):
+                raise ShapeError("out: given to a plan that rotates in place; make a plan with another `out`")
+            given = self._listed("out", out)
+            outputs = [
+                own if new is None else _like("out", new, own, True) for new, own in zip(given, self._own, strict=True)
+            ]
+        for taken, target, moved, own in zip(inputs, outputs, in_place, self._own, strict=True):
+            if not moved and check_out(taken, target):
+                what = "x: is the plan's own output" if target is own else "out: is the plan's input"
+                raise ShapeError(f"{what}, the plan was made to rotate out of place")
+        check_apart(inputs, outputs)
+        return list(zip(inputs, outputs, strict=True))
+
+    def _listed(self, name: str, given: Any) -> list[Any]:
+        arrays = listed(name, given, len(self._operands)) if self._several else [given]
+        if len(arrays) != len(self._operands):
+            raise ShapeError(f"{name}: got {len(arrays)} arrays, the plan was made for {len(self._operands)}")
+        return arrays
+
+
+def _like(name: str, given: Any, before: Operand, writable: bool) -> Operand:
+    """Return an array described in place of one that a plan was made for; raises `ShapeError` if it is unlike it."""
+    new = operand(given, before.layout, name, writable=writable)
+    if not (new.view.same_places(before.view) and new.kind == before.kind):
+        raise ShapeError(
+            f"{name}: got shape {list(new.view.shape)}, strides {list(new.view.strides)}, {new.view.dtype} in "
+            f"{new.kind} memory; the plan was made for shape {list(before.view.shape)}, strides "
+            f"{list(before.view.strides)}, {before.view.dtype} in {before.kind} memory (order b, s, n, d)"
+        )
+    return new
 
 
 def _description(tensor: Any) -> tuple[Any, ...]:
@@ -322,6 +374,7 @@ class EmptyPlan(Plan):
     def __init__(self, operands: Operands, several: bool, target: Target, check: Callable[[Any], object]) -> None:
         self._check = check
         self._operands = list(operands)
+        self._own = [out for _, out in operands]
         self._several = several
         self._target = target
 
@@ -344,12 +397,22 @@ class EmptyPlan(Plan):
         """The queue it would run on."""
         return self._made[1]
 
-    def run(self, x: Any = None, positions: Any = None, *, wait_for: Sequence[pyopencl.Event] | None = None) -> Any:
+    def run(
+        self,
+        x: Any = None,
+        positions: Any = None,
+        *,
+        offsets: Any = None,
+        out: Any = None,
+        wait_for: Sequence[pyopencl.Event] | None = None,
+    ) -> Any:
         """Check the arguments as other plans do, and return the empty output."""
         if wait_for is not None:
             check_events(wait_for)
-        operands = self._operands if x is None else self._taken(x)
+        if offsets is not None:
+            positions = chosen_positions(positions, offsets)
+        operands = self._taken(x, out)
         if positions is not None:
             self._check(positions)
         self._operands = operands
-        return self.out
+        return self._results([out for _, out in operands])

@@ -47,6 +47,8 @@ def forms(rng, b, s, sections):
     yield "list", [int(p) for p in rng.integers(-50, 99, s)]
     if b != s:
         yield "[B]", rng.integers(0, far, b)
+    if s > 1:
+        yield "[B, 1]", rng.integers(-far, far, (b, 1))
     if sections:
         for rows in (3, 4):
             yield f"[{rows}, S]", rng.integers(0, 99, (rows, s)).astype(np.uint8)
@@ -120,6 +122,9 @@ def test_one_position_beyond_32_bits_changes_the_arithmetic_of_all(device, rng, 
 
 def test_packed_sequences(device, rng):
     x = rng.uniform(-1, 1, (1, 30, 4, 16)).astype(np.float16)
+    each = np.stack([x, -x]).reshape(2, *x.shape[-3:])
+    y = rope(da.from_array(each, chunks=(1, 8, 3, 16)), config=PLAIN, offsets=[5, 1 << 33])
+    same_bits(y.compute(), clrope.rope(each, config=PLAIN, offsets=[5, 1 << 33]))
     bounds, offsets = [0, 7, 7, 30], [5, 0, 1000]
     y = rope(da.from_array(x, chunks=(1, 8, 3, 16)), config=PLAIN, cu_seqlens=bounds, offsets=offsets)
     same_bits(y.compute(), clrope.rope(x, config=PLAIN, cu_seqlens=bounds, offsets=offsets))
@@ -213,7 +218,7 @@ UNKNOWN = X[X[:, 0, 0, 0] >= 0]
         (ShapeError, lambda: rope(X, config=PLAIN, cu_seqlens=[0, 10]), "cu_seqlens: got x of 2 batches"),
         (ShapeError, lambda: rope(X, 0, PLAIN, cu_seqlens=[0, 10]), "positions: given together with cu_seqlens"),
         (ShapeError, lambda: rope(X[:1], config=PLAIN, cu_seqlens=da.arange(2)), "cu_seqlens, offsets: got a Dask"),
-        (ShapeError, lambda: rope(X, 0, PLAIN, offsets=[0]), "offsets: only with cu_seqlens"),
+        (ShapeError, lambda: rope(X, 0, PLAIN, offsets=[0]), "offsets: given together with positions"),
         (ConfigError, lambda: rope(X, 0), "mode: not given"),
         (ConfigError, lambda: rope(X, 0, mode="neox", n_dim=2), "n_dim: no such field"),
         (ConfigError, lambda: rope(X, 0, PLAIN, mode="neox"), "config: given together with mode"),
