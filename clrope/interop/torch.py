@@ -7,6 +7,7 @@ priority and their shapes. Rotations run as OpenCL kernels on the memory of CPU 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -50,6 +51,27 @@ class RoPE(torch.nn.Module):
             raise ConfigError(f"interleaved: got {shown(interleaved)}, allowed are True, False")
         self.dims, self.interleaved = dims, bool(interleaved)
         _check_attributes(self.scale, self.base, dims)
+        self._config = ""
+
+    @classmethod
+    def from_config(cls, config: RopeConfig) -> RoPE:
+        """Return a module that rotates as `clrope.rope(input, positions, config, layout="bnsd")`, bit for bit.
+
+        Its forward takes input and position_ids or offset; cos, sin and freqs are the configuration's own.
+        Raises `ConfigError` for modes with sections, whose positions have several rows.
+        """
+        if not isinstance(config, RopeConfig):
+            raise ConfigError(f"config: got {type(config).__name__}, a RopeConfig is needed")
+        if config.uses_sections:
+            raise ConfigError(f"mode: got {config.mode!r}, allowed are 'normal', 'neox'; clrope.rope takes all modes")
+        module = cls(config.freq_scale, config.freq_base, config.n_dims, config.mode == "normal")
+        module._config = json.dumps(config.to_dict())
+        return module
+
+    @property
+    def config(self) -> RopeConfig | None:
+        """The configuration that the module was made from."""
+        return _parsed_config(self._config) if self._config else None
 
     def forward(
         self,
@@ -92,13 +114,24 @@ class RoPE(torch.nn.Module):
             if isinstance(offset, int) and not -_MAX_INT64 - 1 <= offset <= _MAX_INT64:
                 raise ShapeError(f"offset: got {shown(offset)}, allowed are -2**63 ... 2**63 - 1")
             start, offset = offset, None
-        attributes = {"scale": self.scale, "base": self.base, "dims": self.dims, "interleaved": self.interleaved}
+        attributes: dict[str, Any] = {
+            "scale": self.scale,
+            "base": self.base,
+            "dims": self.dims,
+            "interleaved": self.interleaved,
+        }
         if start != 0:
             attributes["start"] = start
+        if self._config:
+            attributes["config"] = self._config
         return cast(Tensor, torch.ops.clrope.rope(input, cos, sin, position_ids, freqs, offset, **attributes))
 
     def extra_repr(self) -> str:
         """Return the attributes, for `repr`."""
+        if self.config is not None:
+            plain = RopeConfig(self.config.mode).to_dict()
+            fields = {k: v for k, v in self.config.to_dict().items() if k == "mode" or v != plain[k]}
+            return ", ".join(f"{k}={'[...]' if isinstance(v, list) else repr(v)}" for k, v in fields.items())
         return f"scale={self.scale}, base={self.base}, dims={self.dims}, interleaved={self.interleaved}"
 
 
@@ -114,11 +147,12 @@ class _Inputs(NamedTuple):
 
 
 #: scale, base, dims, interleaved have no default, so that every exported node carries them. start: the offset where it
-#: is an int; a tensor wins over it. transpose: the sign of sin flipped, which is the gradient.
+#: is an int; a tensor wins over it. transpose: the sign of sin flipped, which is the gradient. config: a `RopeConfig`
+#: as JSON, in place of scale, base, dims and interleaved.
 _SCHEMA = (
     "(Tensor input, Tensor? cos=None, Tensor? sin=None, Tensor? position_ids=None, Tensor? freqs=None, "
     "Tensor? offset=None, *, float scale, float base, int? dims, bool interleaved, SymInt start=0, "
-    "bool transpose=False) -> Tensor"
+    'bool transpose=False, str config="") -> Tensor'
 )
 
 
@@ -131,6 +165,7 @@ def _rope(
     interleaved: bool,
     start: int = 0,
     transpose: bool = False,
+    config: str = "",
 ) -> Tensor:
     given = _Inputs(*tensors)
     if getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0:
@@ -138,7 +173,7 @@ def _rope(
         raise ConfigError(
             "input: clrope::rope has no rule for forward-mode differentiation (dual_level, torch.func.jvp)"
         )
-    n, dtype = _check(given, scale, base, dims)
+    n, dtype = _check(given, scale, base, dims, config)
     for name, tensor in given._asdict().items():
         if tensor is not None:
             _check_memory(name, tensor)
@@ -157,20 +192,25 @@ def _rope(
                 for x4, y4, (c, s) in _calls(x, y, rows):
                     rotate_plan(x4, c, s, None, mode, y4, "bnsd", n_dims=n, forward=not transpose).run()
         return y
-    factors = None if freqs is None else tuple(cast("list[float]", freqs.detach().to(torch.float64).tolist()))
-    config = _config(n, 1.0 if given.position_ids is not None else scale, base, interleaved, factors)
+    if config:
+        parsed = _parsed_config(config)
+    else:
+        factors = None if freqs is None else tuple(cast("list[float]", freqs.detach().to(torch.float64).tolist()))
+        parsed = _config(n, 1.0 if given.position_ids is not None else scale, base, interleaved, factors)
     positions = _positions(x, given.position_ids, given.offset, start)
     if y.numel():
-        op = operation(config)
+        op = operation(parsed)
         for x4, y4, (p,) in _calls(x, y, [positions]):
             op(x4, p.numpy(), forward=not transpose, out=y4, layout="bnsd")
     return y
 
 
 @_rope.register_fake
-def _rope_fake(*tensors: Tensor | None, scale: float, base: float, dims: int | None, **others: Any) -> Tensor:
+def _rope_fake(
+    *tensors: Tensor | None, scale: float, base: float, dims: int | None, config: str = "", **others: Any
+) -> Tensor:
     given = _Inputs(*tensors)
-    _, dtype = _check(given, scale, base, dims)
+    _, dtype = _check(given, scale, base, dims, config)
     return cast(Tensor, given.input.new_empty(given.input.shape, dtype=dtype))
 
 
@@ -254,7 +294,7 @@ def _check_attributes(scale: float, base: float, dims: int | None) -> None:
         raise ConfigError(f"dims: got {shown(dims)}, at most 2**63 - 1 is allowed")
 
 
-def _check(given: _Inputs, scale: float, base: float, dims: int | None) -> tuple[int, torch.dtype]:
+def _check(given: _Inputs, scale: float, base: float, dims: int | None, config: str) -> tuple[int, torch.dtype]:
     """Check what can be checked without data; return the number of rotated elements and the result's dtype."""
     _check_attributes(scale, base, dims)
     input, cos, sin, position_ids, freqs, offset = given
@@ -266,6 +306,10 @@ def _check(given: _Inputs, scale: float, base: float, dims: int | None) -> tuple
         raise ShapeError(f"input: got embed {embed}, it must be even and at least 2 where all of it is rotated")
     if (cos is None) != (sin is None):
         raise ShapeError(f"{'cos' if cos is None else 'sin'}: not given, cos and sin are needed both or neither")
+    if config and not (cos is None and freqs is None):
+        raise ShapeError(
+            f"{'freqs' if cos is None else 'cos, sin'}: given to a module made from a configuration, which has its own"
+        )
     dtype = input.dtype
     for name, tensor in (("input", input), ("cos", cos), ("sin", sin), ("freqs", freqs)):
         if tensor is None:
@@ -335,6 +379,11 @@ def _int64(name: str, tensor: Tensor, above: int) -> Tensor:
     if values.size and int(values.max()) > _MAX_INT64 - above:
         raise ShapeError(f"{name}: got {int(values.max())}, positions must not go beyond 2**63 - 1")
     return torch.from_numpy(np.array(values, dtype=np.int64))
+
+
+@lru_cache(maxsize=256)
+def _parsed_config(text: str) -> RopeConfig:
+    return RopeConfig.from_dict(json.loads(text))
 
 
 @lru_cache(maxsize=256)

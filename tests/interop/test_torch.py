@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import itertools
+import pickle
 import subprocess
 import sys
 
@@ -492,6 +494,71 @@ REFUSED = [
 def test_refused(error, message, call):
     with pytest.raises(error, match=message):
         call()
+
+
+CONFIGS = {
+    "factors": clrope.RopeConfig.preset("llama-3.1-8b"),
+    "YaRN": clrope.RopeConfig("normal", 32, freq_scale=0.25, ext_factor=1.0, n_ctx_orig=4096),
+    "window": clrope.RopeConfig("neox", 32, n_offs=8, freq_scale=0.5),
+    "ggml": clrope.RopeConfig("neox", angles="ggml", attn_factor=1.5),
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_module_of_a_configuration(device, gen, config):
+    """It has the bits of `clrope.rope`, gradients, and copies of its own."""
+    module = RoPE.from_config(config)
+    assert module.config == config
+    x = rand(gen, 2, 3, 5, 128, grad=True)
+    for given, positions in (
+        ({}, 0),
+        ({"offset": 7}, 7),
+        ({"offset": torch.tensor([3, 900])}, [[3], [900]]),
+        ({"position_ids": torch.tensor([9, -1, 4, 0, 2])}, [9, -1, 4, 0, 2]),
+    ):
+        y = module(x, **given)
+        assert torch.equal(y.detach(), clrope.rope(x.detach(), positions, config, layout="bnsd"))
+        g = rand(gen, *y.shape)
+        (gradient,) = torch.autograd.grad(y, x, g)
+        assert torch.equal(gradient, clrope.rope(g, positions, config, forward=False, layout="bhsd"))
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert other.config == config
+        assert torch.equal(other(x), module(x))
+    exported = torch.export.export(module, (x.detach(),))
+    assert torch.equal(exported.module()(x.detach()), module(x))
+    with pytest.raises(ShapeError, match="freqs: given to a module made from a configuration"):
+        module(x, freqs=torch.ones(64))
+    with pytest.raises(ShapeError, match="cos, sin: given to a module made from a configuration"):
+        module(x, torch.ones(5, 64), torch.ones(5, 64))
+
+
+def test_configurations_without_a_module(device):
+    assert RoPE().config is None
+    with pytest.raises(ConfigError, match="config: got dict, a RopeConfig is needed"):
+        RoPE.from_config({"mode": "neox"})
+    with pytest.raises(ConfigError, match="mode: got 'mrope', allowed are 'normal', 'neox'"):
+        RoPE.from_config(clrope.RopeConfig("mrope", sections=(1, 1, 1)))
+    with pytest.raises(ConfigError, match="n_dims: got 256, at most head_dim = 128"):
+        RoPE.from_config(clrope.RopeConfig("neox", 256))(torch.ones(1, 1, 2, 128))
+
+
+def test_a_module_with_an_operation_is_copied(device):
+    """And one with a plan, which would share its arrays, is not."""
+
+    class Attention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rope = clrope.Rope(clrope.RopeConfig("neox"), device.index)
+            self.weight = torch.nn.Parameter(torch.ones(3))
+
+    x, module = torch.ones(1, 2, 3, 16), Attention()
+    for _ in range(2):
+        other = copy.deepcopy(module)
+        assert other.rope is not module.rope
+        assert torch.equal(other.rope(x, 5), module.rope(x, 5))
+    module.plan = module.rope.plan(x, 0)
+    with pytest.raises(clrope.RopeError, match="plan: it is bound to its arrays"):
+        copy.deepcopy(module)
 
 
 def test_refused_while_exporting(gen):
