@@ -19,7 +19,8 @@ from ..suite.case_memory import Memory
 from ..suite.case_outcome import CaseOutcome
 from ..suite.rope_trial import RopeTrial, flat
 from ..testing import NAN_POISON, POISON, bits, count_differing, nmse
-from .diagnosis import Evidence, diagnose
+from .diagnosis import diagnose
+from .evidence import Evidence
 from .guarded_arrays import GuardedArrays
 
 if TYPE_CHECKING:
@@ -217,6 +218,7 @@ class LabTrial(RopeTrial):
                 x, a, w, b, self.config, self.positions, self.case.forward, self.case.type, self.limit, call,
                 None if call == 0 else canonical(results[0][k], self.case.lo),
                 self._dense_source(k) if call == 0 else None,
+                self._kernel_for().angles == "positions",
             )  # fmt: skip
             place = evidence.first_wrong()
             if place is not None and first is None:

@@ -112,6 +112,19 @@ OFFSET = PLAIN.replace("pos=batch", "pos=offset")
 FAR = PLAIN.replace("n_ctx=3000", "n_ctx=200000")
 SCALED = PLAIN.replace("fs=1,", "fs=0.5,")
 
+SIGNED = PLAIN.replace("pos=batch", "pos=signed")
+NEAR = PLAIN.replace("n_ctx=3000", "n_ctx=300")
+WRITES = "  y[i] = p * c - q * s;\n  y[j] = p * s + q * c;\n"
+BFLOAT16 = (
+    "float bfloat16(float v) { const uint u = as_uint(v); return as_float((u + 0x7FFFu + (u >> 16 & 1)) & 0xFFFF0000u);"
+    " }\n__kernel"
+)
+
+
+def copied_if(condition: str, factor: str = "1") -> str:
+    return f"  if ({condition}) {{ y[i] = p * {factor}; y[j] = q * {factor}; return; }}\n{WRITES}"
+
+
 #: Name -> (source, changes to it, the case, what the diagnosis has to say).
 BROKEN: dict[str, tuple[str, list[tuple[str, str]], str, str]] = {
     "pairs swapped": (TABLES, [("#ifdef NEOX", "#ifndef NEOX")], PLAIN, "pairs swapped: it rotates NORMAL pairs"),
@@ -173,6 +186,61 @@ BROKEN: dict[str, tuple[str, list[tuple[str, str]], str, str]] = {
     "poison only": (
         TABLES, [("  y[i] =", "  if (as_uint(y[i]) != 0xFFFFFFFFu && as_uint(y[j]) != 0xFFFFFFFFu) return;\n  y[i] =")],
         PLAIN, "results depend on the call or on poison"),
+    "last pair": (TABLES, [(WRITES, copied_if("slot == pairs - 1"))], PLAIN,
+                  "the last pair of each head is not rotated"),
+    "last pair of a part": (POSITIONS, [(WRITES, copied_if("slot == pairs - 1"))], PARTIAL,
+                            "the last pair of each head is not rotated"),
+    "first pair": (POSITIONS, [(WRITES, copied_if("slot == 0"))], PLAIN, "the first pair of each head is not rotated"),
+    "slow pairs": (POSITIONS, [(WRITES, copied_if("slot >= 20"))], NORMAL, "pairs from 20 on of each head are not"),
+    "last head": (TABLES, [(WRITES, copied_if("h == heads - 1"))], PLAIN, "the last head is not rotated"),
+    "first head": (POSITIONS, [(WRITES, copied_if("h == 0"))], FAR, "the first head is not rotated"),
+    "heads from 4 on zero": (TABLES, [(WRITES, copied_if("h >= 4", "0"))], PLAIN, "heads from 4 on are zero"),
+    "every second head": (TABLES, [(WRITES, copied_if("h & 1"))], PLAIN, "every second head from 1 on is not rotated"),
+    "tokens from 5 on": (POSITIONS, [(WRITES, copied_if("r % 9 >= 5"))], PLAIN, "tokens from 5 on are not rotated"),
+    "batches from 1 on": (TABLES, [(WRITES, copied_if("b >= 1"))], PLAIN, "batches from 1 on are not rotated"),
+    "batches not written": (TABLES, [("const int slot", "if (get_global_id(2) >= 9) return;\n  const int slot")], PLAIN,
+                            "before the call (batches from 1 on)"),
+    "last pair inverse": (TABLES, [("q = x[j];", "q = x[j], d = slot == pairs - 1 ? -1 : 1;"),
+                                   ("- q * s", "- q * s * d"), ("p * s", "p * s * d")], PLAIN,
+                          "the last pair of each head: the sign of sin is wrong"),
+    "rotated twice": (TABLES, [(WRITES, "  const float u = p * c - q * s, v = p * s + q * c;\n"
+                                        "  y[i] = u * c - v * s;\n  y[j] = u * s + v * c;\n")], PLAIN, "rotated twice"),
+    "rotated twice, last head": (
+        POSITIONS, [("#ifdef NEOX", "  if (h == 5) theta *= 2;\n#ifdef NEOX")], PLAIN, "the last head is rotated twice"),
+    "one sign": (TABLES, [("p * s + q * c", "q * c - p * s")], PLAIN,
+                 "wrong sign in one line: the second element of each pair (a, b) is b * cos - a * sin"),
+    "other sign": (POSITIONS, [("p * c - q * s", "p * c + q * s")], PARTIAL,
+                   "wrong sign in one line: the first element of each pair (a, b) is a * cos + b * sin"),
+    "frequencies bfloat16": (
+        POSITIONS, [("pow(freq_base, -2.0f * slot / n_dims)", "bfloat16(pow(freq_base, -2.0f * slot / n_dims))"),
+                    ("__kernel", BFLOAT16)], PLAIN, "frequencies rounded to bfloat16"),
+    "positions bfloat16": (POSITIONS, [("(float)position", "bfloat16((float)position)"), ("__kernel", BFLOAT16)], PLAIN,
+                           "positions rounded to bfloat16"),
+    "angles bfloat16": (POSITIONS, [("cos(theta)", "cos(bfloat16(theta))"), ("sin(theta)", "sin(bfloat16(theta))"),
+                                    ("__kernel", BFLOAT16)], PLAIN, "angles rounded to bfloat16"),
+    "tables bfloat16": (
+        TABLES, [("c = cos_table[r * pairs + slot], s = sin_table[r * pairs + slot]",
+                  "c = bfloat16(cos_table[r * pairs + slot]), s = bfloat16(sin_table[r * pairs + slot])"),
+                 ("__kernel", BFLOAT16)], PLAIN, "cos and sin rounded to bfloat16"),
+    "unsigned positions": (POSITIONS, [("const long position", "const uint position")], SIGNED, "taken as unsigned"),
+    "unsigned long positions": (
+        POSITIONS, [("const long position", "const ulong position")], SIGNED,
+        "tokens at negative positions are wrong, the others are right"),
+    "batches that run on": (POSITIONS, [("= positions[r]", "= positions[0] + r")], OFFSET,
+                            "positions run on across batches"),
+    "magnitude of a head": (TABLES, [("y[j] = p * s + q * c", "y[j] = p * s + q * c;\n  if (h == 2) {"
+                                     " y[i] *= 1.25f; y[j] *= 1.25f; }")], PLAIN,
+                            "head 2: the rotated elements are 1.25 times"),
+    "slightly other frequencies": (POSITIONS, [("(float)position *", "(float)position * 1.002f *")], NEAR,
+                                   "the frequencies are wrong: pairs turn by 1.002 times"),
+    "swapped and inverse": (TABLES, [("#ifdef NEOX", "#ifndef NEOX"), ("* direction", "* -direction")], PLAIN,
+                            "no hypothesis explains the values"),
+    "two heads unlike": (TABLES, [("q = x[j];", "q = x[j] * (h == 1 ? 1.5f : h == 2 ? 0.5f : 1);")], PLAIN,
+                         "heads 1 to 2 are wrong, the rest is right"),
+    "last pair's angle": (TABLES, [("y[i] = p * c - q * s", "y[i] = p * c - q * s + (slot == pairs - 1 ? 1e-4f * q : 0)"
+                                    )], PLAIN, "the last pair of each head is wrong, the rest is right"),
+    "noise in a head": (TABLES, [("q = x[j];", "q = x[j] * (h == 3 ? 1.0f + 1e-4f * (slot % 3 + 1) : 1);")], PLAIN,
+                        "head 3 is wrong, the rest is right"),
 }  # fmt: skip
 
 
