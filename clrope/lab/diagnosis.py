@@ -76,7 +76,7 @@ def _structural(e: Evidence) -> Iterator[tuple[str, Mask]]:
 def _causes(e: Evidence, rest: Mask) -> list[str]:
     """Return the mistakes that explain what is off in the rest; as precise as can be, or else as the limit asks for."""
     tight, loose = e.tolerances
-    for tolerance in (tight, max(tight, loose)):
+    for tolerance in (tight, loose) if loose > 10 * tight else (max(tight, loose),):
         off = _off(e, rest, tolerance)
         if off.any():
             for mistakes in (known_mistakes(e), measured_mistakes(e, off)):
