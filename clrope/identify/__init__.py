@@ -3,6 +3,8 @@
 NumPy only; knows no devices.
 """
 
-from .identification import Hypothesis, Identification, identify
+from .hypothesis import Hypothesis
+from .identification import Identification, identify
+from .parts import Part
 
-__all__ = ["Hypothesis", "Identification", "identify"]
+__all__ = ["Hypothesis", "Identification", "Part", "identify"]

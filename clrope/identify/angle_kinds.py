@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -27,21 +28,38 @@ def error_of(rows: TokenRows, config: RopeConfig, forward: bool, offset: int, ki
 
     That is the NMSE, and the share of values that differ after rounding to the storage type.
     """
-    first, second = pair_indices(config)
-    positions = rows.positions + offset
     error = power = 0.0
     different = 0
     storage = rows.after.dtype
+    for turned, after in _rotated(rows, config, forward, offset, kind):
+        error += float(np.sum((after - turned) ** 2))
+        power += float(np.sum(turned**2))
+        different += int(np.count_nonzero(turned.astype(storage) != after.astype(storage)))
+    return (error / power if power else float("inf")), different / rows.elements
+
+
+def errors_of_heads(rows: TokenRows, config: RopeConfig, forward: bool, offset: int, kind: AngleKind) -> F64:
+    """Return the NMSE of each head of each row: float64[R, H]."""
+    parts = []
+    for turned, after in _rotated(rows, config, forward, offset, kind):
+        power = np.sum(turned**2, axis=2)
+        parts.append(np.sum((after - turned) ** 2, axis=2) / np.where(power, power, 1.0))
+    return np.concatenate(parts)
+
+
+def _rotated(
+    rows: TokenRows, config: RopeConfig, forward: bool, offset: int, kind: AngleKind
+) -> Iterator[tuple[F64, F64]]:
+    """Yield before rotated, and after, in parts of the rows."""
+    first, second = pair_indices(config)
+    positions = rows.positions + offset
     for part, before, after in rows.chunks():
         cos, sin = (table[:, None, :] for table in _cos_sin(positions[:, part], config, kind))
         if not forward:
             sin = -sin
         x0, x1 = before[..., first], before[..., second]
         before[..., first], before[..., second] = x0 * cos - x1 * sin, x0 * sin + x1 * cos
-        error += float(np.sum((after - before) ** 2))
-        power += float(np.sum(before**2))
-        different += int(np.count_nonzero(before.astype(storage) != after.astype(storage)))
-    return (error / power if power else float("inf")), different / rows.elements
+        yield before, after
 
 
 def limit_of(rows: TokenRows, config: RopeConfig, offset: int, kind: AngleKind) -> float:

@@ -14,6 +14,8 @@ from .tokens import F64, TokenRows
 
 C128 = npt.NDArray[np.complex128]
 _FEW_ROWS, _FEW_HEADS = 8, 4
+#: A pairing may leave so many roundings: implementations round more than once.
+_FLOORS = 40
 
 
 @dataclass(frozen=True)
@@ -92,15 +94,32 @@ def possible_pairings(rows: TokenRows, more: tuple[Pairing, ...] = ()) -> list[P
     """
     some = rows.sample()
     pick = np.unique(np.linspace(0, some.before.shape[0] - 1, _FEW_ROWS).astype(int))
-    few = TokenRows(some.before[pick, :_FEW_HEADS], some.after[pick, :_FEW_HEADS], some.positions[:, pick], some.dtype)
+    heads = np.unique(np.linspace(0, some.before.shape[1] - 1, _FEW_HEADS).astype(int))
+    few = TokenRows(some.before[pick][:, heads], some.after[pick][:, heads], some.positions[:, pick], some.dtype)
     width = rows.head_dim
     begin = _first_changed(rows)
     found = []
     for candidate in dict.fromkeys([*more, *_all_pairings(width, 0), *(_all_pairings(width, begin) if begin else ())]):
-        measured = measure(few, candidate)
-        if measured.floor <= 40 * rounding(rows.dtype) and not np.allclose(measured.magnitude, 0):
+        if _keeps_lengths(few, candidate):
             found.append(candidate)
     return sorted(found, key=lambda p: (plainness(p.n_dims, width - p.n_offs), -p.n_dims))
+
+
+def _keeps_lengths(rows: TokenRows, pairing: Pairing) -> bool:
+    """Whether the lengths of all pairs are as before, but for one factor, and what is outside of pairs is copied."""
+    before, after = rows.before.astype(np.float64), rows.after.astype(np.float64)
+    a, b = np.abs(pairing.complex(after)), np.abs(pairing.complex(before))
+    power = float(np.sum(b**2))
+    magnitude = np.sqrt(float(np.sum(a**2)) / power) if power else 1.0
+    left = float(np.sum((a - magnitude * b) ** 2))
+    left += float(np.sum((pairing.outside(after) - pairing.outside(before)) ** 2))
+    total = float(np.sum(after**2)) or 1.0
+    return left <= _FLOORS * rounding(rows.dtype) * total and not np.allclose(magnitude, 0)
+
+
+def common_pairings(rows: TokenRows, pairings: list[Pairing]) -> list[Pairing]:
+    """Return the pairings of which each pair turns by one angle in all heads of a row."""
+    return [p for p in pairings if measure(rows, p).floor <= _FLOORS * rounding(rows.dtype)]
 
 
 def plainness(n_dims: int, width: int) -> float:

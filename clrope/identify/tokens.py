@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -16,6 +16,7 @@ from ..config import RopeConfig
 from ..errors import ShapeError
 from ..layout import canonical, dtype_name
 from ..positions import position_rows
+from ..regions import Box, Mask
 
 Array = npt.NDArray[Any]
 F64 = npt.NDArray[np.float64]
@@ -79,8 +80,61 @@ class TokenRows:
         )
 
 
-def token_rows(before: Any, after: Any, positions: Any, layout: str, config: RopeConfig) -> TokenRows:
-    """Check the two tensors and the positions and return their rows; config says how many axes positions have."""
+@dataclass(frozen=True, eq=False)
+class Tensors:
+    """The tensors before and after [b, s, n, d], positions int64[axes, b, s], and whether the batches share these.
+
+    dtype, subnormal: as in `TokenRows`.
+    """
+
+    before: Array
+    after: Array
+    positions: I64
+    shared: bool
+    dtype: str
+    subnormal: bool
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Batches, tokens and heads."""
+        b, s, n, _ = self.before.shape
+        return b, s, n
+
+    def rows(self, box: Box | None = None) -> TokenRows:
+        """Return the rows of all tokens, or of those in a box of batches, tokens and heads."""
+        batches, tokens, heads = box or tuple(np.arange(size) for size in self.shape)
+        tensors = [x if box is None else x[np.ix_(batches, tokens, heads)] for x in (self.before, self.after)]
+        b, s, n, d = tensors[0].shape
+        positions = self.positions[:, batches][:, :, tokens]
+        if self.shared:
+            before, after = (x.transpose(1, 0, 2, 3).reshape(s, b * n, d) for x in tensors)
+            positions = positions[:, 0]
+        else:
+            before, after = (x.reshape(b * s, n, d) for x in tensors)
+            positions = positions.reshape(-1, b * s)
+        return TokenRows(before, after, positions, self.dtype, self.subnormal)
+
+    def by_head(self, values: Array) -> Array:
+        """Return values of each head of each row of all tokens, [R, H], as [b, s, n]."""
+        b, s, n = self.shape
+        return values.reshape(s, b, n).swapaxes(0, 1) if self.shared else values.reshape(b, s, n)
+
+    def unchanged(self) -> Mask:
+        """Return which heads are the same before and after, bool[b, s, n]."""
+        return np.asarray((self.before.astype(self.after.dtype) == self.after).all(axis=3))
+
+    def running_on(self) -> Tensors:
+        """Return the same with positions that run on from batch to batch."""
+        b, s, _ = self.shape
+        return replace(self, positions=self.positions + np.arange(b)[:, None] * s, shared=False)
+
+    def twice_as_far(self) -> Tensors:
+        """Return the same with positions twice as large."""
+        return replace(self, positions=2 * self.positions)
+
+
+def tensors_of(before: Any, after: Any, positions: Any, layout: str, config: RopeConfig) -> Tensors:
+    """Check the two tensors and the positions and return them; config says how many axes positions have."""
     tensors = [_host(x, layout, name) for x, name in ((before, "before"), (after, "after"))]
     shapes = [list(x.shape) for x in tensors]
     if shapes[0] != shapes[1]:
@@ -94,13 +148,11 @@ def token_rows(before: Any, after: Any, positions: Any, layout: str, config: Rop
         raise ShapeError("before: every element is 0, which shows no rotation")
     subnormal = _mostly_subnormal(tensors[1])
     views = [canonical(x, layout) for x in _ordinary(tensors)]
-    batch, seq, heads, width = views[0].shape
-    where = position_rows(0 if positions is None else positions, config, batch=batch, seq=seq)
-    if where.batch_stride:
-        rows = [view.reshape(batch * seq, heads, width) for view in views]
-    else:
-        rows = [view.transpose(1, 0, 2, 3).reshape(seq, batch * heads, width) for view in views]
-    return TokenRows(rows[0], rows[1], where.rows, dtype_name(tensors[1].dtype, "after"), subnormal)
+    b, s = views[0].shape[:2]
+    where = position_rows(0 if positions is None else positions, config, batch=b, seq=s)
+    shared = not where.batch_stride
+    rows = np.broadcast_to(where.rows[:, None], (len(where.rows), b, s)) if shared else where.rows.reshape(-1, b, s)
+    return Tensors(views[0], views[1], rows, shared, dtype_name(tensors[1].dtype, "after"), subnormal)
 
 
 def _mostly_subnormal(x: Array) -> bool:

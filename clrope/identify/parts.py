@@ -1,0 +1,137 @@
+"""A tensor of which parts are rotated by conventions of their own, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..regions import Box, Mask, box_around, counted, touched
+from ..testing import limit_for
+from .angle_kinds import errors_of_heads
+from .hypothesis import Hypothesis
+from .pairings import common_pairings, possible_pairings
+from .tokens import Tensors, TokenRows
+
+#: Returns the convention of some rows, or None; False: among the usual ones only.
+Search = Callable[[TokenRows, bool], "Hypothesis | None"]
+
+_AXES = ("batch", "token", "head")
+_MOST_PARTS = 6
+#: One head of a token may be further off than all are together.
+_ONE_HEAD = 8.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """The batches, tokens and heads that one convention rotated: all combinations of these indices.
+
+    hypothesis: the convention, checked on this part. where: the part in words.
+    """
+
+    batches: tuple[int, ...]
+    tokens: tuple[int, ...]
+    heads: tuple[int, ...]
+    hypothesis: Hypothesis
+    where: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary."""
+        lists: dict[str, Any] = {name: list(getattr(self, name)) for name in ("batches", "tokens", "heads")}
+        return {"where": self.where, **lists, "hypothesis": self.hypothesis.to_dict()}
+
+
+def explained(tensors: Tensors, h: Hypothesis) -> Mask:
+    """Return which heads of which tokens a convention explains, bool[b, s, n]."""
+    rows = tensors.rows()
+    errors = errors_of_heads(rows, h.config, h.forward, h.offset, h.angles[0] if h.angles else "exact")
+    limit = _ONE_HEAD * max(h.limit, limit_for(rows.dtype, rows.head_dim, rounding=True))
+    return tensors.by_head(errors) <= limit
+
+
+def parts_of(tensors: Tensors, search: Search) -> tuple[list[Part], Mask]:
+    """Return the parts that are rotated, and what is neither in a part nor unchanged, bool[b, s, n]."""
+    free = np.ones(tensors.shape, np.bool_)
+    rest = ~tensors.unchanged()
+    parts: list[Part] = []
+    while rest.any() and len(parts) < _MOST_PARTS:
+        found = _next_part(tensors, rest, free, search)
+        if found is None:
+            break
+        box, hypothesis = found
+        rest[np.ix_(*box)] = free[np.ix_(*box)] = False
+        batches, tokens, heads = (tuple(int(k) for k in places) for places in box)
+        parts.append(Part(batches, tokens, heads, hypothesis, where_text(box, tensors.shape)))
+    return parts, rest
+
+
+def _next_part(tensors: Tensors, rest: Mask, free: Mask, search: Search) -> tuple[Box, Hypothesis] | None:
+    """Return the largest box that the convention of some of the rest explains."""
+    for thorough in (False, True):
+        for seed in _seeds(rest):
+            rows = tensors.rows(seed)
+            sample = rows.sample()
+            if not common_pairings(sample, possible_pairings(sample)):
+                continue
+            if thorough and rows.elements == tensors.before.size:
+                return None  # it was searched before
+            h = search(rows, thorough)
+            if h is None and thorough:
+                return None  # slow: once is enough
+            fits = np.zeros_like(free) if h is None else explained(tensors, h) & free
+            inside = np.zeros_like(rest)
+            inside[np.ix_(*seed)] = True
+            for must in (rest & fits, rest & fits & inside):
+                box = box_around(must, fits)
+                if box is not None and (best := search(tensors.rows(box), thorough)):
+                    return box, best
+    return None
+
+
+def _seeds(rest: Mask) -> Iterator[Box]:
+    """Yield boxes that one convention may have rotated, from all of the rest to tokens of one head, and one token."""
+    first = [int(places[0]) for places in np.nonzero(rest)]
+    seen = []
+    for fixed in ((), (0,), (2,), (0, 2), (1,)):
+        mask = rest.copy()
+        for axis in fixed:
+            mask &= (np.arange(rest.shape[axis]) == first[axis]).reshape([-1 if k == axis else 1 for k in range(3)])
+        batches, tokens, heads = (touched(mask, axis) for axis in range(3))
+        for some in (tokens, tokens[: (len(tokens) + 1) // 2]):
+            key = [list(places) for places in (batches, some, heads)]
+            if key not in seen:
+                seen.append(key)
+                yield batches, some, heads
+
+
+def where_text(box: Box, shape: tuple[int, ...]) -> str:
+    """Return 'batch 0 of 4', 'tokens 3 to 11 of 12, heads 0 to 7 of 10' and the like; '' for everything."""
+    texts = [
+        counted(places, size, name) for places, size, name in zip(box, shape, _AXES, strict=True) if len(places) < size
+    ]
+    return ", ".join(texts)
+
+
+def parts_text(tensors: Tensors, parts: list[Part], rest: Mask) -> str:
+    """Return what was rotated and what was not, in sentences."""
+    shape = tensors.shape
+    outside = np.ones(shape, np.bool_)
+    for part in parts:
+        outside[np.ix_(part.batches, part.tokens, part.heads)] = False
+    where = "" if not rest.any() else where_text(tuple(touched(rest, axis) for axis in range(3)), shape)
+    unknown = f"{f'In {where}' if where else 'Elsewhere'}, values change by no convention that was tried."
+    if len(parts) == 1:
+        (part,) = parts
+        alone = part.where.count(" of ") == 1
+        one = part.where.split(" ")[0] in _AXES
+        left = ("the others are" if alone else "the rest is") if (outside & ~rest).any() else ""
+        others = f", {left} unchanged" if left and not rest.any() else ""
+        text = f"{part.where[0].upper()}{part.where[1:]} {'is' if one else 'are'} rotated{others}: {part.hypothesis}."
+    else:
+        text = "; ".join(f"{part.where}: {part.hypothesis}" for part in parts)
+        text = f"Parts are rotated unlike: {text}."
+        if outside.any() and not rest.any():
+            text += " The rest is unchanged."
+    return f"{text} {unknown}" if rest.any() else text
