@@ -24,6 +24,8 @@ from .tokens import Tensors, TokenRows, tensors_of
 from .wording import differences_from, number, one_of
 
 _FAR = 0.05
+#: Fewer angles than these, pairs times positions, tell nothing of unusual conventions.
+_FEW_ANGLES = 8
 #: Parts of a tensor that are searched for unusual conventions.
 _SLOW_SEARCHES = 2
 #: Positions beyond are not doubled and do not run on: 64 bits might not hold them.
@@ -94,7 +96,7 @@ def identify(
         text = "None of these: after equals before, nothing was rotated or too little to show."
         return _none((), given, f"{text}{zero}")
     # Heads that are unchanged where others turn: no convention explains all.
-    still = bool((unchanged & tensors.positions.any(axis=0)[..., None]).any())
+    still = bool((unchanged & np.asarray(tensors.positions.any(axis=0))[..., None]).any())
     found = _whole(tensors, given, thorough=not still)
     if found.best is None:
         found = _in_parts(tensors, given, found)
@@ -168,6 +170,8 @@ def _in_parts(tensors: Tensors, given: RopeConfig | None, found: Identification)
     parts, rest = parts_of(tensors, search)
     if not parts:
         return found
+    if not parts[0].where:
+        return _whole(tensors, given)
     if tensors.shape[0] > 1 and np.abs(tensors.positions).max() < _LARGE:
         other = tensors.running_on()
         checked = again(other.rows(), parts[0].hypothesis)
@@ -199,6 +203,9 @@ def _searched(rows: TokenRows, given: RopeConfig | None, thorough: bool = True) 
         factor = _factor(rows)
         what = "what changes is no rotation" if factor is None else f"after is before times {factor:.6g}"
         return _none((), given, f"None of these: no pair of elements turns; {what}.")
+    # Of fewer angles any offset explains some by chance.
+    angles = np.unique(rows.positions[0]).size * max(pairing.pairs for pairing in pairings)
+    thorough = thorough and angles >= _FEW_ANGLES
     checked: list[Hypothesis] = []
     for trials in search.stages() if thorough else islice(search.stages(), 1):
         checked = ranked(rows, [*checked_trials(sample, trials, given), *checked], given)

@@ -70,7 +70,11 @@ def parts_of(tensors: Tensors, search: Search) -> tuple[list[Part], Mask]:
 def _next_part(tensors: Tensors, rest: Mask, free: Mask, search: Search) -> tuple[Box, Hypothesis] | None:
     """Return the largest box that the convention of some of the rest explains."""
     for thorough in (False, True):
+        failed: list[Box] = []
         for seed in _seeds(rest):
+            # Heads that turn as others did not are no easier alone.
+            if any(np.array_equal(seed[1], f[1]) and set(seed[2]) <= set(f[2]) and seed[0][0] in f[0] for f in failed):
+                continue
             rows = tensors.rows(seed)
             sample = rows.sample()
             if not common_pairings(sample, possible_pairings(sample)):
@@ -80,6 +84,8 @@ def _next_part(tensors: Tensors, rest: Mask, free: Mask, search: Search) -> tupl
             h = search(rows, thorough)
             if h is None and thorough:
                 return None  # slow: once is enough
+            if h is None and (tensors.shared or len(seed[0]) == 1):
+                failed.append(seed)
             fits = np.zeros_like(free) if h is None else explained(tensors, h) & free
             inside = np.zeros_like(rest)
             inside[np.ix_(*seed)] = True
@@ -91,10 +97,10 @@ def _next_part(tensors: Tensors, rest: Mask, free: Mask, search: Search) -> tupl
 
 
 def _seeds(rest: Mask) -> Iterator[Box]:
-    """Yield boxes that one convention may have rotated, from all of the rest to tokens of one head, and one token."""
+    """Yield boxes that one convention may have rotated, from all of the rest to one head of one token."""
     first = [int(places[0]) for places in np.nonzero(rest)]
     seen = []
-    for fixed in ((), (0,), (2,), (0, 2), (1,)):
+    for fixed in ((), (0,), (2,), (0, 2), (1,), (0, 1), (1, 2), (0, 1, 2)):
         mask = rest.copy()
         for axis in fixed:
             mask &= (np.arange(rest.shape[axis]) == first[axis]).reshape([-1 if k == axis else 1 for k in range(3)])
@@ -121,14 +127,16 @@ def parts_text(tensors: Tensors, parts: list[Part], rest: Mask) -> str:
     for part in parts:
         outside[np.ix_(part.batches, part.tokens, part.heads)] = False
     where = "" if not rest.any() else where_text(tuple(touched(rest, axis) for axis in range(3)), shape)
-    unknown = f"{f'In {where}' if where else 'Elsewhere'}, values change by no convention that was tried."
+    unknown = f"{f'In {where}' if where else 'Elsewhere'}, values change in a way that was not found."
     if len(parts) == 1:
         (part,) = parts
-        alone = part.where.count(" of ") == 1
-        one = part.where.split(" ")[0] in _AXES
-        left = ("the others are" if alone else "the rest is") if (outside & ~rest).any() else ""
-        others = f", {left} unchanged" if left and not rest.any() else ""
-        text = f"{part.where[0].upper()}{part.where[1:]} {'is' if one else 'are'} rotated{others}: {part.hypothesis}."
+        indices = [
+            len(p) for p, size in zip((part.batches, part.tokens, part.heads), shape, strict=True) if len(p) < size
+        ]
+        left = "the others are" if len(indices) == 1 else "the rest is"
+        others = "" if rest.any() else f", {left} unchanged"
+        verb = "is" if set(indices) == {1} else "are"
+        text = f"{part.where[0].upper()}{part.where[1:]} {verb} rotated{others}: {part.hypothesis}."
     else:
         text = "; ".join(f"{part.where}: {part.hypothesis}" for part in parts)
         text = f"Parts are rotated unlike: {text}."

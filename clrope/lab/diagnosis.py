@@ -114,16 +114,14 @@ def _fitting(e: Evidence, rest: Mask, off: Mask, tolerance: float, mistakes: Ite
             text, singular = where
             verb = f" {'is' if singular else 'are'} {mistake.local}" if mistake.local else f": {mistake.text}"
             found.append(("undone" if mistake.local else "part", error, text + verb))
-    near: list[tuple[str, float, str]] = []
-    for kind in ("whole", "undone", "part"):
-        near = near or [one for one in found if one[0] == kind]
-    if not near:
-        return []
-    least = min(error for _, error, _ in near)
+    kinds = [kind for kind, _, _ in found]
+    best = next((kind for kind in ("whole", "undone", "part") if kind in kinds), "")
+    named = [(error, text) for kind, error, text in found if kind == best]
+    least = min((error for error, _ in named), default=0.0)
     # Of those that explain the values alike the simplest comes first.
-    near = [one for one in near if one[1] <= max(100 * least, e.limit)]
-    near.sort(key=lambda one: one[1] > 4 * least + 1e-15)
-    return list(dict.fromkeys(text for _, _, text in near))
+    named = [one for one in named if one[0] <= max(100 * least, e.limit)]
+    named.sort(key=lambda one: one[0] > 4 * least + 1e-15)
+    return list(dict.fromkeys(text for _, text in named))
 
 
 def _where(e: Evidence, must: Mask, may: Mask) -> tuple[str, bool] | None:
@@ -220,7 +218,7 @@ def _regions(e: Evidence, rest: Mask) -> str:
     unknown = "no hypothesis explains the values"
     for text, chosen in _by_position(e):
         tokens = np.broadcast_to(chosen[..., None, None], wrong.shape)
-        if 0 < chosen.mean() < 1 and not wrong[~tokens].any() and wrong.any(axis=(2, 3))[chosen].all():
+        if 0 < chosen.mean() < 1 and not wrong[~tokens].any() and np.asarray(wrong.any(axis=(2, 3)))[chosen].all():
             if e.own_angles and text.endswith("negative positions"):
                 unknown = "they are taken as unsigned, perhaps (in float32, angles that large cannot be checked)"
             return f"{text} are wrong, the others are right; {unknown}"

@@ -56,7 +56,7 @@ def measured_mistakes(e: Evidence, off: Mask) -> Mistakes:
     factor = float(np.sum((got[use] * want[use].conj()).real)) / power
     yield Mistake(
         f"the rotated elements are {factor:.{6 if abs(factor - 1) < 0.01 else 4}g} times what they have to be",
-        lambda: e.turned(*(factor * table for table in e.cos_sin())),
+        lambda: _scaled(e, factor),
     )
     if len(e.rows) > 1:
         return
@@ -209,13 +209,10 @@ def _scalings(e: Evidence) -> Mistakes:
         yield _by(e, "freq_scale inverted: angles are multiplied by it", inverted)
     magnitude = magnitude_of(c)
 
-    def scaled(factor: float) -> Callable[[], F64]:
-        return lambda: e.turned(*(factor * table for table in e.cos_sin()))
-
     if abs(magnitude - 1) > 1e-6:
         text = f"magnitude missing: cos and sin have the factor {magnitude:.6g}"
-        yield Mistake(text, scaled(1 / magnitude))
-        yield Mistake(f"magnitude applied twice: the factor {magnitude:.6g} squared", scaled(magnitude))
+        yield Mistake(text, lambda: _scaled(e, 1 / magnitude))
+        yield Mistake(f"magnitude applied twice: the factor {magnitude:.6g} squared", lambda: _scaled(e, magnitude))
         copied = np.where(e.tail, e.x.astype(np.float64) * magnitude, e.want)
         yield Mistake("magnitude applied to the copied elements, too", lambda: copied)
     if e.own_angles and c.ext_factor != 0:
@@ -228,11 +225,16 @@ def _scalings(e: Evidence) -> Mistakes:
         exchanged = replace(c, beta_fast=c.beta_slow, beta_slow=c.beta_fast)
         yield _by(e, "YaRN's ramp wrong: beta_fast and beta_slow exchanged", exchanged)
         text = "YaRN's magnitude missing: 1 + 0.1 ln(1 / freq_scale)"
-        yield Mistake(text, scaled(c.attn_factor / magnitude))
+        yield Mistake(text, lambda: _scaled(e, c.attn_factor / magnitude))
     if e.own_angles and c.freq_factors is not None:
         yield _by(e, "freq_factors ignored", replace(c, freq_factors=None))
         factors = tuple(1 / f for f in c.freq_factors)
         yield _by(e, "freq_factors inverted: angles are divided by them", replace(c, freq_factors=factors))
+
+
+def _scaled(e: Evidence, factor: float) -> F64:
+    cos, sin = e.cos_sin()
+    return e.turned(factor * cos, factor * sin)
 
 
 def _ramp_inverted(e: Evidence) -> F64:

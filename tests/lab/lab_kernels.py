@@ -206,7 +206,8 @@ BROKEN: dict[str, tuple[str, list[tuple[str, str]], str, str]] = {
     "rotated twice": (TABLES, [(WRITES, "  const float u = p * c - q * s, v = p * s + q * c;\n"
                                         "  y[i] = u * c - v * s;\n  y[j] = u * s + v * c;\n")], PLAIN, "rotated twice"),
     "rotated twice, last head": (
-        POSITIONS, [("#ifdef NEOX", "  if (h == 5) theta *= 2;\n#ifdef NEOX")], PLAIN, "the last head is rotated twice"),
+        POSITIONS, [("#ifdef NEOX", "  if (h == 5) theta *= 2;\n#ifdef NEOX")], PLAIN,
+        "the last head is rotated twice"),
     "one sign": (TABLES, [("p * s + q * c", "q * c - p * s")], PLAIN,
                  "wrong sign in one line: the second element of each pair (a, b) is b * cos - a * sin"),
     "other sign": (POSITIONS, [("p * c - q * s", "p * c + q * s")], PARTIAL,
