@@ -20,6 +20,8 @@ Search = Callable[[TokenRows, bool], "Hypothesis | None"]
 
 _AXES = ("batch", "token", "head")
 _MOST_PARTS = 6
+#: Batches, heads, tokens and combinations of them that are tried alone.
+_FEW = 6
 #: One head of a token may be further off than all are together.
 _ONE_HEAD = 8.0
 
@@ -97,19 +99,29 @@ def _next_part(tensors: Tensors, rest: Mask, free: Mask, search: Search) -> tupl
 
 
 def _seeds(rest: Mask) -> Iterator[Box]:
-    """Yield boxes that one convention may have rotated, from all of the rest to one head of one token."""
-    first = [int(places[0]) for places in np.nonzero(rest)]
+    """Yield boxes that one convention may have rotated: all of the rest, batches, heads, tokens, and some of each."""
+    batches, tokens, heads = (touched(rest, axis) for axis in range(3))
+    cells = np.argwhere(rest)
+    fixed: list[dict[int, int]] = [{}]
+    fixed += [{axis: int(k)} for axis, places in ((0, batches), (2, heads), (1, tokens)) for k in _spread(places)]
+    for axes in ((0, 2), (0, 1), (1, 2), (0, 1, 2)):
+        fixed += [{axis: int(cell[axis]) for axis in axes} for cell in _spread(cells)]
     seen = []
-    for fixed in ((), (0,), (2,), (0, 2), (1,), (0, 1), (1, 2), (0, 1, 2)):
+    for chosen in fixed:
         mask = rest.copy()
-        for axis in fixed:
-            mask &= (np.arange(rest.shape[axis]) == first[axis]).reshape([-1 if k == axis else 1 for k in range(3)])
-        batches, tokens, heads = (touched(mask, axis) for axis in range(3))
-        for some in (tokens, tokens[: (len(tokens) + 1) // 2]):
-            key = [list(places) for places in (batches, some, heads)]
+        for axis, index in chosen.items():
+            mask &= (np.arange(rest.shape[axis]) == index).reshape([-1 if k == axis else 1 for k in range(3)])
+        box = tuple(touched(mask, axis) for axis in range(3))
+        for some in (box[1], box[1][: (len(box[1]) + 1) // 2]):
+            key = [list(places) for places in (box[0], some, box[2])]
             if key not in seen:
                 seen.append(key)
-                yield batches, some, heads
+                yield box[0], some, box[2]
+
+
+def _spread(places: Any) -> Any:
+    """Return the first, the last and a few between."""
+    return places[np.unique(np.linspace(0, len(places) - 1, _FEW).astype(int))]
 
 
 def where_text(box: Box, shape: tuple[int, ...]) -> str:
