@@ -72,6 +72,20 @@ def test_what_was_not_rotated_is_exit_code_1(files: tuple[Path, Path], call: Cal
     assert call("identify", before, other).exit_code == 1
 
 
+def test_a_tensor_rotated_in_part_is_exit_code_1(files: tuple[Path, Path], call: Call, tmp_path: Path) -> None:
+    before, after = files
+    array = read_arrays(after)["x"].copy()
+    array[:, :, 3] = read_arrays(before)["x"][:, :, 3]
+    other = tmp_path / "other.npy"
+    write_arrays(other, {"x": array})
+    done = call("identify", before, other, "--positions", 5, "--json")
+    assert done.exit_code == 1
+    (tensor,) = json.loads(done.stdout)["tensors"]
+    assert tensor["best"] is None
+    assert [part["heads"] for part in tensor["parts"]] == [[0, 1, 2]]
+    assert tensor["sentence"].startswith("Heads 0 to 2 of 4 are rotated, the others are unchanged: NORMAL")
+
+
 def test_json_and_tensors_of_the_same_name(call: Call, tmp_path: Path, rng: np.random.Generator) -> None:
     q, k = (rng.standard_normal((1, 7, n, 32)).astype(np.float16) for n in (4, 2))
     write_arrays(tmp_path / "before.npz", {"q": q, "k": k, "v": k, "mask": np.ones(7, np.float32)})
