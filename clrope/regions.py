@@ -39,13 +39,6 @@ def touched(mask: Mask, axis: int) -> npt.NDArray[np.intp]:
     return np.flatnonzero(mask.any(axis=tuple(k for k in range(mask.ndim) if k != axis)))
 
 
-def outside(box: Box, shape: Sequence[int]) -> Mask:
-    """Return the elements of a tensor that are not in a box."""
-    mask = np.ones(shape, np.bool_)
-    mask[np.ix_(*box)] = False
-    return mask
-
-
 def box_text(box: Box, shape: Sequence[int], names: Sequence[str]) -> tuple[str, bool]:
     """Return a box in words, and whether they are singular: ('the last head of tokens from 4 on', True).
 
