@@ -1,8 +1,10 @@
 """Rules that a timed kernel cannot get round: what the timed calls wrote is checked, and speeds beyond the memory's.
 
-Before some calls of a turn, the input of their sets is replaced by another one and the output by poison; after each of
-these calls, which are timed like the others, the output, the input and the guards behind the buffers are compared. Some
-of them get other positions, too; these are not recorded, because a call at new positions may have to make tables.
+Every timed call begins with a damaged output, and all that it wrote is compared (`OutputCheck`). Before some calls of a
+turn (`Audit`), the input of their sets is replaced by another one, too, and the output by poison or plausible numbers;
+after each of these calls, which are timed like the others, the output, the input and the guards behind the buffers are
+compared. Some of them get other positions, too; these are not recorded, because a call at new positions may have to
+make tables.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..testing import NAN_POISON, POISON, count_differing
-from .buffers import Change, DeviceSets, tensors_of
+from .buffers import UNCHANGED, Change, DeviceSets, tensors_of
 from .entry import BenchmarkEntry, WrongResultError
 from .samples import Stats
 from .validation import ResultCheck
@@ -32,6 +34,52 @@ LAUNCH_SHARE = 0.5
 LONGEST_EVENT = 1.2
 #: Positions of an audited call are moved by at most this.
 MOST_MOVED = 1000
+
+
+class OutputCheck:
+    """Damages outputs before timed calls on sets of device memory, and compares all that the calls wrote.
+
+    validate: None for copies, to which the same is done so that they find the same caches; their bits are not compared.
+    start: returns by how much the positions of the last call on a set were moved.
+    """
+
+    def __init__(
+        self, sets: DeviceSets, validate: ResultCheck | None = None, start: Callable[[int], int] = lambda number: 0
+    ) -> None:
+        self._sets, self._validate, self._start = sets, validate, start
+        self._draw = random.Random(0)
+        #: What was compared value by value and found right.
+        self._right: set[tuple[int, bytes]] = set()
+
+    def damage(self, number: int, kept: float) -> None:
+        """Make a set ready, before the call. kept: the share of its output that is left as it is."""
+        byte = self._draw.choice((NAN_POISON, POISON, 0)) if kept else POISON
+        self._sets.damage(number, byte, kept, self._draw.getrandbits(32))
+
+    def verify(self, number: int) -> None:
+        """Compare what the call wrote; raise `WrongResultError`."""
+        found = self._start(number), self._sets.digest(number)
+        if self._validate is None or found in self._right:
+            return
+        what = "a timed call, whose output was damaged before it"
+        _compare(self._sets, self._validate, number, Change(start=found[0]), what)
+        self._right.add(found)
+
+
+def _compare(sets: DeviceSets, validate: ResultCheck, number: int, change: Change, what: str) -> None:
+    """Compare what a call wrote, and what it must not write. Raises `WrongResultError`."""
+    workload = sets.inputs.workload
+    if not workload.in_place:
+        touched = count_differing(sets.read_input(number), sets.inputs.changed(change))
+        if touched:
+            raise WrongResultError(f"a timed call changed {touched} bytes of its input")
+    around = sets.guards_changed(number)
+    if around:
+        raise WrongResultError(f"a timed call changed {around} bytes behind its buffers")
+    try:
+        validate(tensors_of(workload, sets.read(number)), change)
+    except WrongResultError as error:
+        raise WrongResultError(f"{what}: {error}") from None
 
 
 class Audit:
@@ -70,27 +118,19 @@ class Audit:
         return lambda i: self._moved(i, start)
 
     def end(self) -> None:
-        """Bring later calls back to the workload's positions."""
+        """Bring later calls back to the workload's input and positions."""
+        for number, change in enumerate(self._sets.changes):
+            if change != UNCHANGED:
+                self._sets.reset(number)
         for number in self._away:
             self._moved(number, 0)
         self._away.clear()
 
     def verify(self, number: int) -> None:
         """Compare what the call wrote, and what it must not write. Raises `WrongResultError`."""
-        sets = self._sets
-        workload, change = sets.inputs.workload, sets.changes[number]
-        try:
-            self._validate(tensors_of(workload, sets.read(number)), change)
-        except WrongResultError as error:
-            own = "an input and positions" if change.start else "an input"
-            raise WrongResultError(f"a timed call, with {own} of its own: {error}") from None
-        if not workload.in_place:
-            touched = count_differing(sets.read_input(number), sets.inputs.changed(change))
-            if touched:
-                raise WrongResultError(f"a timed call changed {touched} bytes of its input")
-        around = sets.guards_changed(number)
-        if around:
-            raise WrongResultError(f"a timed call changed {around} bytes behind its buffers")
+        change = self._sets.changes[number]
+        own = "an input and positions" if change.start else "an input"
+        _compare(self._sets, self._validate, number, change, f"a timed call, with {own} of its own")
 
 
 def too_fast(entry: BenchmarkEntry, entries: Sequence[BenchmarkEntry]) -> str:

@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from ..device.cache import host_cache_bytes, largest_cache, sets_beyond
 from ..layout import DTYPES
 from ..testing import POISON, poisoned
+from ..timed_outputs import TimedOutputs
 from .entry import SetCursor
 from .workloads import LINE, Shape, Workload
 
@@ -175,7 +177,7 @@ class DeviceSets:
         import pyopencl as cl
 
         workload = inputs.workload
-        self.queue, self.inputs = queue, inputs
+        self.queue, self.inputs, self._device = queue, inputs, device
         self.count = sets_needed(workload, largest_cache(device))
         self.cursor = SetCursor()
 
@@ -207,6 +209,36 @@ class DeviceSets:
         """Put the input values into a set and poison into its output."""
         self.changes[number] = UNCHANGED
         self._write(number, self.inputs.block, poisoned(self.inputs.block.size))
+
+    @cached_property
+    def _outputs(self) -> TimedOutputs:
+        size = self.inputs.block.size
+        outputs = TimedOutputs(self.queue, self._device, size, GUARD, streaming=self.count > 1)
+        outputs.check(self.y_blocks[0])
+        self.reset(0)
+        return outputs
+
+    @cached_property
+    def _original(self) -> Any:
+        """The input of a workload in place."""
+        import pyopencl as cl
+
+        flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
+        return cl.Buffer(self.queue.context, flags, hostbuf=self.inputs.block)
+
+    def damage(self, number: int, byte: int = POISON, kept: float = 0.0, seed: int = 0) -> None:
+        """Make a set ready for a timed call, on the device: poison in its output; in place its input as it was.
+
+        kept: the share of the output's words, drawn by the seed, that are left as they are.
+        """
+        if self.inputs.workload.in_place:
+            self._outputs.restore(self.x_blocks[number], self._original)
+        else:
+            self._outputs.damage(self.y_blocks[number], byte, kept, seed)
+
+    def digest(self, number: int) -> bytes:
+        """Return a digest of the output block of a set and its guard."""
+        return self._outputs.digest(self.y_blocks[number])
 
     def change(self, number: int, change: Change, output: Bytes) -> None:
         """Put changed input values into a set, and what is given into its output."""

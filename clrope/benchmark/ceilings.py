@@ -19,6 +19,7 @@ import numpy as np
 from ..errors import BuildError
 from ..kernels.build import build
 from ..testing import POISON, count_differing
+from .audit import OutputCheck
 from .buffers import Bytes, DeviceSets
 from .entry import BenchmarkEntry, WrongResultError, failure
 from .workloads import Workload
@@ -103,8 +104,9 @@ class Ceilings:
             return [event]
 
         return BenchmarkEntry(
-            "ceiling", "enqueue_copy", call, lambda: _check_copy(sets, call), sets.count, 2 * size, self._label
-        )
+            "ceiling", "enqueue_copy", call, lambda: _check_copy(sets, call), sets.count, 2 * size, self._label,
+            outputs=OutputCheck(sets),
+        )  # fmt: skip
 
     def _kernels(self, name: Name, sets: DeviceSets) -> tuple[list[BenchmarkEntry], list[dict[str, Any]]]:
         size = sets.inputs.block.size
@@ -165,10 +167,16 @@ class Ceilings:
             return _check_copy(sets, call) if copies else _check_scale(sets, window, kernels[0], call)
 
         moved = 2 * size if window is None else sets.inputs.workload.bytes_moved
-        return BenchmarkEntry("ceiling", variant.name, call, check, sets.count, moved, self._label, str(variant))
+        return BenchmarkEntry(
+            "ceiling", variant.name, call, check, sets.count, moved, self._label, str(variant),
+            outputs=OutputCheck(sets),
+        )  # fmt: skip
 
-    def launches(self, queue: pyopencl.CommandQueue) -> list[BenchmarkEntry]:
-        """Return launches of an empty kernel with bound arguments: by the loader's C functions, by PyOpenCL."""
+    def launches(self, queue: pyopencl.CommandQueue, outputs: OutputCheck | None = None) -> list[BenchmarkEntry]:
+        """Return launches of an empty kernel with bound arguments: by the loader's C functions, by PyOpenCL.
+
+        outputs: what is done between the calls that they are compared with.
+        """
         import pyopencl as cl
 
         kernel = cl.Kernel(self._program(("-DW=4",)), "nothing")
@@ -197,8 +205,12 @@ class Ceilings:
                 if code or finish(handles[0]):
                     raise RuntimeError(f"clEnqueueNDRangeKernel: error {code}")
 
-            out.append(BenchmarkEntry("launch", "raw launch", raw, lambda: raw(0), 1, 0, self._label))
-        out.append(BenchmarkEntry("launch", "pyopencl launch", by_pyopencl, lambda: by_pyopencl(0), 1, 0, self._label))
+            out.append(BenchmarkEntry("launch", "raw launch", raw, lambda: raw(0), 1, 0, self._label, outputs=outputs))
+        out.append(
+            BenchmarkEntry(
+                "launch", "pyopencl launch", by_pyopencl, lambda: by_pyopencl(0), 1, 0, self._label, outputs=outputs
+            )
+        )
         return out
 
 

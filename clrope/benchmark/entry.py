@@ -20,6 +20,8 @@ WARM_UP_S = 0.25
 ALTERNATING, BEFORE_ALTERNATING = 20, 5
 #: Turns of an entry with audited calls, and audited calls in a row.
 AUDITED_TURNS, AUDITED_CALLS = 3, 2
+#: For so many recorded calls one that finds a part of a right output, and the largest such part, 1 - 2**-MOST_KEPT.
+RECORDED, MOST_KEPT = 4, 12
 #: The most seconds to wait for spinning threads of the entry before.
 SETTLE_S = 0.5
 
@@ -39,8 +41,18 @@ class SetCursor:
     last: int = 0
 
 
+class Checker(Protocol):
+    """Checks all timed calls; both methods take the number of the call's set."""
+
+    def damage(self, number: int, kept: float) -> None:
+        """Damage the set's output, before the call, all but a share of it."""
+
+    def verify(self, number: int) -> None:
+        """Compare what the call wrote; raise `WrongResultError`."""
+
+
 class Auditor(Protocol):
-    """Checks single timed calls; both take the number of the call's set."""
+    """Checks some timed calls, with inputs of their own; both take the number of the call's set."""
 
     def prepare(self, number: int) -> None:
         """Make the set's memory ready, before the call."""
@@ -69,7 +81,8 @@ class BenchmarkEntry:
     turn_group: entries with the same group share their turns, a few calls each at a time. The time of a call of
                 microseconds depends on the processors of its threads, which differ from turn to turn.
     least_warm_up: the least number of warm-up calls of a turn.
-    audit:      checks some of the timed calls. problem: what it found; the entry has no more turns then.
+    outputs:    checks all timed calls. audit: checks some, with other inputs. problem: what either found; the entry
+                has no more turns then.
     took:       nanoseconds of the fastest call of the calibration.
     """
 
@@ -88,6 +101,7 @@ class BenchmarkEntry:
     most_turns: int | None = None
     turn_group: str | None = None
     least_warm_up: int = 1
+    outputs: Checker | None = None
     audit: Auditor | None = None
     problem: str = ""
     nmse: float | None = None
@@ -227,16 +241,43 @@ def _turn(members: list[BenchmarkEntry], draw: random.Random, warm_up: bool, aud
             calls = min(left[entry], ALTERNATING) if several else left[entry]
             for _ in range(BEFORE_ALTERNATING if several and calls else 0):
                 _timed(entry, record=False)
-            for _ in range(calls):
-                _timed(entry, record=True)
+            _checked(entry, calls, _timed, draw)
             left[entry] -= calls
     for entry in members:
         if entry.profiled is not None:
-            for _ in range(max(2, entry._in_a_row // 10)):
-                taken = event_ns(entry.profiled(entry.next_set()))
-                if taken is not None:
-                    entry.event.append(taken)
+            _checked(entry, max(2, entry._in_a_row // 10), _profiled, draw)
         entry.end_turn()
+
+
+def _checked(entry: BenchmarkEntry, calls: int, call: Callable[..., object], draw: random.Random) -> None:
+    """Make calls that are recorded, each on a damaged output; compare what they wrote, until one is wrong.
+
+    Between them are calls that find a part of a right output, at places drawn anew: they are not recorded, because a
+    kernel may leave work out there, and are wrong if it does. As many calls go in a row as there are sets.
+    """
+    outputs = entry.outputs
+    parts = [0.0] * calls
+    if outputs is not None:
+        parts += [1 - 2.0 ** -draw.randint(1, MOST_KEPT) for _ in range(-(-calls // RECORDED))]
+        draw.shuffle(parts)
+    while parts and not entry.problem:
+        some, parts = parts[: entry.sets], parts[entry.sets :]
+        numbers = [(entry.cursor.last + 1 + k) % entry.sets for k in range(len(some))]
+        for number, kept in zip(numbers, some, strict=True):
+            if outputs is not None:
+                outputs.damage(number, kept)
+        for kept in some:
+            call(entry, record=not kept)
+        for number in numbers:
+            if outputs is not None:
+                _verify(entry, outputs, number)
+
+
+def _profiled(entry: BenchmarkEntry, *, record: bool) -> None:
+    assert entry.profiled is not None
+    taken = event_ns(entry.profiled(entry.next_set()))
+    if record and taken is not None:
+        entry.event.append(taken)
 
 
 def _audited_calls(entry: BenchmarkEntry, draw: random.Random) -> None:
@@ -250,7 +291,7 @@ def _audited_calls(entry: BenchmarkEntry, draw: random.Random) -> None:
         for _ in range(AUDITED_CALLS):
             entry.audit.prepare(0)
             _timed(entry, record=False, other=entry.audit.call_for(0))
-            _verify(entry, 0)
+            _verify(entry, entry.audit, 0)
         entry.audit.end()
         return
     numbers = [(entry.cursor.last - k) % entry.sets for k in reversed(range(AUDITED_CALLS))]
@@ -261,14 +302,13 @@ def _audited_calls(entry: BenchmarkEntry, draw: random.Random) -> None:
     for number in numbers:
         other = entry.audit.call_for(number)
         _timed(entry, record=other is None and entry.sets > AUDITED_CALLS, other=other)
-        _verify(entry, number)
+        _verify(entry, entry.audit, number)
     entry.audit.end()
 
 
-def _verify(entry: BenchmarkEntry, number: int) -> None:
-    assert entry.audit is not None
+def _verify(entry: BenchmarkEntry, checker: Checker | Auditor, number: int) -> None:
     try:
-        entry.audit.verify(number)
+        checker.verify(number)
     except WrongResultError as error:
         entry.problem = entry.problem or str(error)
 

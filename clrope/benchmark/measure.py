@@ -17,7 +17,7 @@ from ..device.select import ALIASES
 from ..errors import ConfigError, DeviceError, RopeError, UnsupportedError
 from ..runtime import context_for
 from . import calls, processes
-from .audit import clocks_disagree, too_fast
+from .audit import OutputCheck, clocks_disagree, too_fast
 from .buffers import DeviceSets, HostSets, Inputs, block_bytes, make_inputs, sides, usable_cpus
 from .ceilings import Ceilings, host_copy
 from .clpeak import clpeak
@@ -417,7 +417,7 @@ class _Entries:
         with self._attempt("clrope", "arrays", label):
             self._take([on_device(sets, bench.profiled, validate, label, seed=seed)], sets)
         if workload.latency:
-            self._take(bench.ceilings.launches(bench.plain))
+            self._take(bench.ceilings.launches(bench.plain, OutputCheck(sets)))
         ceilings, failed = bench.ceilings.entries(sets)
         self.failures += failed
         self._take(ceilings, sets)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..kernels.variant import Variant
 from ..operation import Rope
-from .audit import Audit
+from .audit import Audit, OutputCheck
 from .buffers import DeviceSets, HostSets, check_sets, tensors_of
 from .entry import BenchmarkEntry
 from .validation import ResultCheck
@@ -67,10 +67,12 @@ def on_device(
     workload, queue = sets.inputs.workload, sets.queue
     variant, kernel = (other, None) if isinstance(other, Variant) else (None, other)
     plans = _plans(Rope(workload.config, queue, variant=variant, kernel=kernel), sets.x, sets.y, workload)
-    fresh = cycle([workload.position_array(7 * i) for i in range(FRESH)] if workload.fresh else [None])
+    fresh = cycle([(7 * i, workload.position_array(7 * i)) for i in range(FRESH)] if workload.fresh else [(0, None)])
+    starts = [0] * sets.count
 
     def call(i: int) -> None:
-        plans[i].run(positions=next(fresh))
+        starts[i], positions = next(fresh)
+        plans[i].run(positions=positions)
         queue.finish()
 
     def result(i: int) -> list[Any]:
@@ -101,6 +103,7 @@ def on_device(
         "clrope" if other is None else "kernel", name, call, partial(check_sets, sets, result, validate), sets.count,
         workload.bytes_moved, label, details={"variants": list(seen.values()), "launches": plans[0].launches},
         after=lambda i: _taken(sets.y[i]), profiled=None if profiled is queue else with_times(),
+        outputs=OutputCheck(sets, validate, lambda number: starts[number]),
         audit=None if workload.fresh else Audit(sets, validate, seed, moved),
     )  # fmt: skip
 

@@ -59,10 +59,20 @@ CHEATS = {
         COUNT + PLACE + "  if (calls <= 40) {\n" + ROTATION + "\n  } else {\n"
         "  y[i] = kept[at]; y[j] = kept[at + 1]; kept[at] = p * c - q * s; kept[at + 1] = p * s + q * c;\n  }"
     ),
+    "computes a pair only where its first value of the output is wrong": (
+        "  if (y[i] == p * c - q * s) return;\n" + ROTATION
+    ),
+    "computes only where its input differs from the one before": (
+        COUNT + PLACE + "  if (calls > 40 && kept[at] == p && kept[at + 1] == q) return;\n"
+        "  kept[at] = p; kept[at + 1] = q;\n" + ROTATION
+    ),
+    "leaves out one head in every seventh call": (
+        COUNT + "  if (calls > 40 && calls % 7 == 3 && h == 1) return;\n" + ROTATION
+    ),
 }  # fmt: skip
 
 
-def timed(device: DeviceInfo, path: Path, name: str) -> BenchmarkEntry:
+def timed(device: DeviceInfo, path: Path, name: str, audited: bool = True) -> BenchmarkEntry:
     """Time a kernel file on a small workload as the benchmark does, without ceilings."""
     seed = secrets.randbits(32)
     (workload,) = (w.tiny() for w in select([name]))
@@ -71,6 +81,7 @@ def timed(device: DeviceInfo, path: Path, name: str) -> BenchmarkEntry:
     sets = DeviceSets(bench.profiled, device, inputs)
     entry = on_device(sets, bench.profiled, ResultCheck(inputs, seed), "device", load(path), "mine", seed)
     entry.cursor = sets.cursor
+    entry.audit = entry.audit if audited else None
     entry.nmse = entry.check()
     calibrate(entry, 30)
     rounds([entry], 6, seed)
@@ -96,11 +107,11 @@ def test_a_right_kernel_has_times(device: DeviceInfo, tmp_path: Path, workload: 
 @pytest.mark.parametrize("name", CHEATS)
 def test_cheats_fail_in_timed_calls(device: DeviceInfo, tmp_path: Path, name: str) -> None:
     # In place there is no output of its own.
-    names = WORKLOADS[:1] if "poison" in name or "input" in name else WORKLOADS[:2]
+    names = WORKLOADS[:1] if any(word in name for word in ("poison", "input", "output is")) else WORKLOADS[:2]
     for workload in names:
         entry = timed(device, write(tmp_path, CHEATS[name]), workload)
         assert entry.problem.startswith("a timed call"), (workload, entry.problem)
-        assert ("input" in name) == ("of its input" in entry.problem)
+        assert ("changes its input" in name) == ("of its input" in entry.problem)
         assert ("behind" in name) == ("behind its buffers" in entry.problem)
         if "cos and sin" in name:
             assert entry.problem.startswith("a timed call, with an input and positions of its own: ")
@@ -215,3 +226,14 @@ def test_a_silence_that_is_no_kernels_fault(
     (report,) = bench_kernels([load_file(write(tmp_path, ROTATION))], [None], [device.index])
     assert report.ended == {}
     assert report.problem == ("" if silences == 1 else "no answer in 60 s")
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("workload", ["prefill-fresh/f32/neox/out/forward", WORKLOADS[2]])
+def test_every_timed_call_has_to_write_its_output(device: DeviceInfo, tmp_path: Path, workload: str) -> None:
+    """Without audited calls, too: by damaged outputs alone, at new positions in each call and with a single set."""
+    path = write(tmp_path, COUNT + "  if (calls > 40 && calls % 5 == 1 && slot == 3) return;\n" + ROTATION)
+    entry = timed(device, path, workload, audited=False)
+    assert entry.problem.startswith("a timed call, whose output was damaged before it: ")
+    right = timed(device, write(tmp_path, COUNT + ROTATION), workload, audited=False)
+    assert right.problem == ""
