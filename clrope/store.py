@@ -86,11 +86,12 @@ class Store(Generic[T]):
         new = {key: _Entry(record, now, expires) for key, record in records.items()}
         self._change(lambda entries: {**{k: e for k, e in entries.items() if k not in new}, **new})
 
-    def forget(self, prefix: str) -> None:
-        """Drop every record whose key begins with `prefix`."""
-        if not any(key.startswith(prefix) for key in self._load()):
-            return
-        self._change(lambda entries: {k: e for k, e in entries.items() if not k.startswith(prefix)})
+    def forget(self, prefix: str) -> int:
+        """Drop every record whose key begins with `prefix`; return how many there were."""
+        count = sum(key.startswith(prefix) for key in self._load())
+        if count:
+            self._change(lambda entries: {k: e for k, e in entries.items() if not k.startswith(prefix)})
+        return count
 
     def _change(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         with locked(self.name):

@@ -4,10 +4,10 @@ ceilings."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
@@ -20,6 +20,12 @@ from clrope.benchmark.workloads import Workload
 from clrope.errors import ConfigError
 from clrope.kernels.problem import Pairing
 from clrope.kernels.variant import Variant, candidates
+from clrope.layout import DTYPES
+from clrope.select import database
+from clrope.select.defaults import default_for
+from clrope.select.records import TuningKey
+from clrope.tune.search import NBYTES
+from clrope.tune.worker import HEAD_DIM, HEADS
 
 from .shares import error_of_median
 
@@ -117,6 +123,42 @@ def compare_variants(
 
     lines = [line(name, c) for name, c in ours.items()] + [line(f"= {c.variant or c.name}", c) for c in ceilings]
     return sorted(lines, key=lambda line: -line.rate)
+
+
+@dataclass(frozen=True)
+class Winner:
+    """A winner of `clrope tune`, and how many times as fast as the default it is now; error: of that, likewise."""
+
+    key: TuningKey
+    variant: Variant
+    claimed: float | None
+    ratio: float
+    error: float
+
+
+def compare_winners(
+    device: DeviceInfo, types: Sequence[str], seed: int, most_error: float = 0.01, most_rounds: int = 3200
+) -> Iterator[Winner]:
+    """Measure the saved winners that are not the default next to it, by calls as users make them.
+
+    The rounds are doubled, from 200 on, until the standard error of the ratio is small enough.
+    """
+    for dtype, pairing in itertools.product(types, get_args(Pairing)):
+        for record in database.known(device, dtype, pairing).records:
+            key, default, winner = record.key, default_for(device, record.key), record.winner
+            if winner is None or winner == default:
+                continue
+            row = HEADS * HEAD_DIM * DTYPES[dtype].itemsize
+            shape = (1, max(1, NBYTES[key.size] // row), HEADS, HEAD_DIM)
+            workload = Workload("tuned", (shape,), dtype, pairing, key.in_place, cached=key.size != "large")
+            count = 200
+            while True:
+                lines = compare_variants(workload, device, lambda v, d=default: v == d, seed, count, quick=True)
+                line = next(line for line in lines if not line.chosen and not line.name.startswith("="))
+                if line.error is None or line.error <= most_error or count >= most_rounds:
+                    break
+                count *= 2
+            yield Winner(key, winner, record.gain, 1 / line.of_chosen, (line.error or 0.0) / line.of_chosen**2)
 
 
 def _rate(entry: BenchmarkEntry, percentile: int) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +15,9 @@ from ..errors import ConfigError, DeviceError
 from ..layout import DTYPES
 from ..mode import GGML_MODES
 
+#: Seconds of a unit.
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+
 
 def flag(name: str, text: str) -> Any:
     """Return an option without a value."""
@@ -20,8 +25,30 @@ def flag(name: str, text: str) -> Any:
 
 
 def value(metavar: str, text: str, **more: Any) -> Any:
-    """Return an option with a value; more: what else `typer.Option` takes."""
+    """Return an option with a value; min, max: limits of a number, floats where it need not be whole.
+
+    more: what else `typer.Option` takes.
+    """
+    if "min" in more:
+        more["parser"] = partial(_number, least=more.pop("min"), most=more.pop("max", None), unit=metavar == "SECONDS")
     return typer.Option(metavar=metavar, help=text, **more)
+
+
+def _number(given: Any, least: float, most: float | None, unit: bool) -> Any:
+    """Return a number within limits, as seconds if it may have a unit; `BadParameter` for anything else."""
+    text, times = str(given).strip(), 1
+    if unit and text[-1:] in _UNITS:
+        text, times = text[:-1], _UNITS[text[-1]]
+    whole = not (isinstance(least, float) or isinstance(most, float))
+    with suppress(ValueError, OverflowError):
+        number = (int if whole else float)(text) * times
+        if least <= number and (most is None or number <= most):
+            return number
+    limits = f"of {least:.15g} or more" if most is None else f"from {least:.15g} to {most:.15g}"
+    more = " seconds, with or without a unit: 90, 90s, 5m, 1h" if unit else ""
+    raise typer.BadParameter(
+        f"got {str(given)!r}, allowed is {'a whole number' if whole else 'a number'} {limits}{more}"
+    )
 
 
 def _device(more: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from statistics import median
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ import typer
 from ..device import DeviceInfo, device, devices
 from ..errors import ConfigError, DeviceError
 from ..kernels.variant import parameter_table
+from ..machine_load import BUSY, load_text
 from ..select import database
 from ..select.defaults import default_for
 from ..select.records import TOLERANCE, TuningKey, TuningRecord, TuningReport
@@ -28,6 +30,9 @@ def tune_devices(
     details: Annotated[bool, flag("--details", "Print every variant, not only the fastest.")] = False,
     parameters: Annotated[bool, flag("--parameters", "List the parameters of the kernels.")] = False,
     schema: Annotated[bool, flag("--schema", "Print the JSON schema of tuning.json.")] = False,
+    forget: Annotated[
+        bool, flag("--forget", "Forget what was found for the devices of --device, or for all, and try nothing.")
+    ] = False,
     write_defaults: Annotated[
         bool, flag("--write-defaults", "Print new defaults, with the winners of tuning files in front.")
     ] = False,
@@ -49,9 +54,10 @@ def tune_devices(
 ) -> None:
     """Find the fastest variant of each kernel, or the best parameters of a kernel file of your own.
 
-    Every variant runs in a child process; its bits are checked, its time is taken, and later calls use the winners.
-    The column 'default' is the share of the winner's speed that the default variant has. Default storage types: f32,
-    f16, bf16, f64. Exit code 2 if a device cannot be used, 1 if nothing was found for a device.
+    Every variant runs in a child process; its bits are checked, and its time is taken. Later calls use the winners: the
+    defaults, and what was faster than them beyond doubt when both were compared again in a fresh process. The column
+    'default' is the share of the winner's speed that the default variant has. Default storage types: f32, f16, bf16,
+    f64. Exit code 2 if a device cannot be used, 1 if nothing was found for a device.
     """
     for name, given in (("--contract", contract), ("--workload", workload), ("--seed", seed)):
         if given is not None and kernel is None:
@@ -59,7 +65,8 @@ def tune_devices(
     check_folders(t4)
     if kernel is not None:
         for name, other in (("--show", show), ("--details", details), ("--parameters", parameters), ("--type", types),
-                            ("--schema", schema), ("--write-defaults", write_defaults), ("FILE", files)):  # fmt: skip
+                            ("--schema", schema), ("--forget", forget), ("--write-defaults", write_defaults),
+                            ("FILE", files)):  # fmt: skip
             if other:
                 raise ConfigError(f"{name}: given together with --kernel, which does not use it")
         from .lab_tune_command import tune_kernel
@@ -80,6 +87,12 @@ def tune_devices(
         _print_static(schema, as_json)
         return
 
+    if forget and (show or types):
+        raise ConfigError(f"--forget: given together with {'--show' if show else '--type'}, which it does not use")
+    if forget:
+        _forget(names or [], as_json)
+        return
+
     wanted = checked_types(types)
     targets, errors = _targets(names or [])
     tunings = [_remembered(t, wanted) if show else _tuned(t, budget, wanted, quiet) for t in targets]
@@ -96,6 +109,8 @@ def tune_devices(
     else:
         for target, tuning in zip(targets, tunings, strict=True):
             _print(target, tuning, details)
+            if not show:
+                _print_summary(target, tuning)
         for line in errors:
             print_message(f"not tuned: {line}")
     if errors or not targets:
@@ -163,7 +178,9 @@ def _report(targets: list[DeviceInfo], tunings: list[TuningReport], errors: list
         "schema": "clrope.tune/2",
         "devices": [
             {"device": tuning.device, "index": target.index, "records": [r.to_dict() for r in tuning.records],
-             "left": [str(key) for key in tuning.left], "errors": tuning.errors}
+             "left": [str(key) for key in tuning.left], "errors": tuning.errors,
+             "changed": [str(key) for key in tuning.changed], "in_doubt": [str(key) for key in tuning.doubtful],
+             "busy": tuning.busy}
             for target, tuning in zip(targets, tunings, strict=True)
         ],
         "not_tuned": errors,
@@ -176,7 +193,7 @@ def _print(target: DeviceInfo, tuning: TuningReport, details: bool) -> None:
         for record in tuning.records:
             print_table(_title(record), ["outcome", "#GB/s", "#of copy", "variant", "why"], _rows(record))
     elif tuning.records:
-        heads = ["for", "#size", "#GB/s", "#of copy", "#default", "fastest variant", "#tried"]
+        heads = ["for", "#size", "#GB/s", "#of copy", "#default", "variant used", "#tried"]
         print_table("", heads, [_summary(target, record) for record in tuning.records])
         if failed := _failed(tuning):
             print_table("Failed, not used", ["outcome", "variant", "why"], failed)
@@ -185,6 +202,35 @@ def _print(target: DeviceInfo, tuning: TuningReport, details: bool) -> None:
         print(f"not tuned: {'; '.join(shown)}")
     for line in tuning.errors:
         print(f"error: {line}")
+
+
+def _print_summary(target: DeviceInfo, tuning: TuningReport) -> None:
+    """Print what changed, how busy the machine was, where the results are, and how to undo it."""
+    gains = [record.gain for record in tuning.records if record.gain is not None]
+    faster = f", at {median(gains):.2f} times its speed (median)" if gains else ""
+    lines = [f"{len(gains)} of {len(tuning.records)} use another variant than the default{faster}; "
+             f"{len(tuning.changed)} changed in this run"]  # fmt: skip
+    if tuning.doubtful:
+        why = "--details says why" if (tuning.busy or 0.0) <= BUSY else "tune again when the machine is idle"
+        lines.append(
+            f"{len(tuning.doubtful)} keep what they had, because another one is not faster beyond doubt: {why}"
+        )
+    lines.append(load_text(tuning.busy))
+    lines.append(f"written: {database.place()}; to undo it: clrope tune --forget --device {target.index}")
+    for line in filter(None, lines):
+        print_line(line)
+
+
+def _forget(names: Sequence[str], as_json: bool) -> None:
+    """Forget the records of devices, or all; say how many there were."""
+    devices = [device(name) for name in names]
+    counts = {str(d): database.forget(d) for d in devices} if names else {"all devices": database.forget()}
+    if as_json:
+        print_json({"schema": "clrope.tune.forget/1", "file": str(database.place()), "forgotten": counts})
+        return
+    for name, count in counts.items():
+        print_line(f"{name}: {count} record{'' if count == 1 else 's'} forgotten; the defaults are used again")
+    print_line(f"file: {database.place()}")
 
 
 def _summary(target: DeviceInfo, record: TuningRecord) -> list[str]:

@@ -47,6 +47,10 @@ class Known:
                 return record.winner
         return None
 
+    def gain(self, key: TuningKey) -> float | None:
+        """Return how many times as fast as the default the tuned variant was, None if it was not compared."""
+        return next((record.gain for record in self.records if record.key == key), None)
+
     @property
     def broken(self) -> frozenset[Variant]:
         """Variants that failed for any key: one that crashed out of place is not tried in place."""
@@ -94,10 +98,16 @@ def save(device: DeviceInfo, records: Iterable[TuningRecord]) -> None:
     reread()
 
 
-def forget(device: DeviceInfo) -> None:
-    """Drop every record of a device."""
-    _store.forget(device.key + " | ")
+def forget(device: DeviceInfo | None = None) -> int:
+    """Drop every record of a device, or of all devices; return how many there were."""
+    count = _store.forget("" if device is None else device.key + " | ")
     reread()
+    return count
+
+
+def place() -> Path:
+    """Return the file."""
+    return _store.path
 
 
 def reread() -> None:
@@ -187,6 +197,8 @@ def schema() -> dict[str, Any]:
         "written": {"type": "number", "description": "Seconds since 1970."},
         "winner": {"anyOf": [{"$ref": "#/$defs/variant"}, {"type": "null"}]},
         "results": {"type": "array", "items": _object(result)},
+        "gain": {**number, "description": "Times as fast as the default, by the median of paired rounds."},
+        "busy": {**number, "description": "The share of the CPUs' time that other programs used."},
     }  # fmt: skip
     entry = _object({"record": _object(record), "written": {"type": "number"}})
     entries = {"type": "object", "additionalProperties": entry}

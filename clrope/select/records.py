@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, get_args
 
@@ -46,6 +46,8 @@ class _RecordShape(msgspec.Struct):
     seed: Annotated[int, msgspec.Meta(ge=0)]
     written: float
     results: list[_ResultShape]
+    gain: float | None = None
+    busy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ class TuningRecord:
 
     nbytes: of the tensor that was rotated. ceiling_gbs: the best copy (in place: scaling) of the same bytes in the same
     run. checked_against: 'emulation' (the same bits as in NumPy), or 'strided' (the same bits as the strided kernel's,
-    which are close to those: for devices that round in their own way).
+    which are close to those: for devices that round in their own way). gain: how many times as fast as the default the
+    winner was in paired rounds, None if it is the default. busy: the share of the CPUs' time that other programs used.
     """
 
     key: TuningKey
@@ -105,6 +108,8 @@ class TuningRecord:
     checked_against: str = "emulation"
     seed: int = 0
     written: float = 0.0
+    gain: float | None = None
+    busy: float | None = None
 
     @property
     def winner(self) -> Variant | None:
@@ -119,6 +124,7 @@ class TuningRecord:
             "size": self.key.size, "nbytes": self.nbytes, "ceiling_gbs": self.ceiling_gbs,
             "checked_against": self.checked_against, "seed": self.seed, "written": self.written,
             "winner": winner.to_dict() if winner else None, "results": [o.to_dict() for o in self.results],
+            "gain": self.gain, "busy": self.busy,
         }  # fmt: skip
 
     @classmethod
@@ -135,7 +141,7 @@ class TuningRecord:
                 VariantResult(Variant.from_dict(o.variant), o.outcome, o.reason, o.log, o.seconds, o.gbs)
                 for o in found.results
             ),
-            found.nbytes, found.ceiling_gbs, found.checked_against, found.seed, found.written,
+            found.nbytes, found.ceiling_gbs, found.checked_against, found.seed, found.written, found.gain, found.busy,
         )  # fmt: skip
 
 
@@ -163,11 +169,30 @@ def decided(results: list[VariantResult], size: SizeClass) -> tuple[VariantResul
     return tuple(made)
 
 
-@dataclass(frozen=True)
+def with_winner(results: Sequence[VariantResult], variant: Variant, reason: str = "") -> tuple[VariantResult, ...]:
+    """Return the results with another winner. reason: why the one before is none."""
+
+    def changed(o: VariantResult) -> VariantResult:
+        if o.variant == variant:
+            return replace(o, outcome="ok", reason="")
+        return replace(o, outcome="slower", reason=reason) if o.outcome == "ok" else o
+
+    missing = () if any(o.variant == variant for o in results) else (VariantResult(variant, "ok"),)
+    return (*missing, *map(changed, results))
+
+
+@dataclass
 class TuningReport:
-    """The result of tuning a device: records, the keys for which there was no time, and errors."""
+    """The result of tuning a device: records, the keys for which there was no time, and errors.
+
+    changed: keys that another variant is used for from now on. doubtful: keys that keep the variant they had, because a
+    faster one was not found to be so for certain. busy: the share of the CPUs' time that other programs used.
+    """
 
     device: str
     records: list[TuningRecord] = field(default_factory=list)
     left: list[TuningKey] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    changed: list[TuningKey] = field(default_factory=list)
+    doubtful: list[TuningKey] = field(default_factory=list)
+    busy: float | None = None

@@ -1,7 +1,8 @@
 """The parent's side of tuning: a child process for each pairing and storage type, and how their exits are read.
 
 A child works through many variants. When it crashes or hangs, the one that it had just begun is to blame, and a new
-child goes on with the rest. Nothing that a driver does harms this process.
+child goes on with the rest. Nothing that a driver does harms this process. What seems faster than the default is
+compared with it again in a fresh child, and replaces it only if it is faster beyond doubt.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import comb
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ..device import child, devices
@@ -17,9 +20,19 @@ from ..device.cache import largest_cache, sets_beyond
 from ..errors import DeviceError
 from ..kernels.problem import Pairing
 from ..kernels.variant import STRIDED, Variant, candidates
+from ..machine_load import BUSY, OthersLoad
 from ..select import database
 from ..select.defaults import default_for
-from ..select.records import OutcomeKind, SizeClass, TuningKey, TuningRecord, TuningReport, VariantResult, decided
+from ..select.records import (
+    OutcomeKind,
+    SizeClass,
+    TuningKey,
+    TuningRecord,
+    TuningReport,
+    VariantResult,
+    decided,
+    with_winner,
+)
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
@@ -36,6 +49,12 @@ _LONGEST_RUN = 0.1
 _LONGEST_FILL = 1.0
 #: Seconds below which a group is not started.
 _LEAST_SECONDS = 1.0
+#: Share of the time after which what seems faster is compared with the default again.
+_SEARCHING = 0.7
+#: How many times as fast as the default a variant has to be at least, to replace it; "at least" with this probability.
+WORTH, SURE = 1.02, 0.99
+#: More times the speed of the fastest copy is no speed but a mistake.
+MOST_COPIES = 1.5
 #: Variants that hang until no other one is tried after the time is over: the driver may hang at each.
 _MOST_HANGING = 2
 
@@ -80,7 +99,7 @@ def tune(
     groups: dict[tuple[str, Pairing], list[TuningKey]] = {}
     for key in all_keys(device) if keys is None else keys:
         groups.setdefault((key.dtype, key.pairing), []).append(key)
-    deadline = time.monotonic() + seconds
+    deadline, others = time.monotonic() + seconds, OthersLoad()
     result = TuningReport(device.key)
     for number, ((dtype, pairing), wanted) in enumerate(groups.items()):
         if progress:
@@ -97,13 +116,17 @@ def tune(
         )  # fmt: skip
         # What the earlier groups left over is for the later ones.
         records = group.run(time.monotonic() + left / (len(groups) - number))
+        before = {record.key: group.used(record.key) for record in records}
         database.save(device, records)
         result.records.extend(records)
+        result.changed.extend(r.key for r in records if r.winner not in (None, before[r.key]))
+        result.doubtful.extend(group.doubtful)
         done = [record.key for record in records]
         result.left.extend(p for p in wanted if p not in done)
         result.errors.extend(f"{dtype} {pairing}: {line}" for line in group.errors)
     if progress:
         progress("done", len(groups), len(groups))
+    result.busy = others.share()
     return result
 
 
@@ -146,9 +169,22 @@ class _Group:
     failed: dict[int, VariantResult] = field(default_factory=dict)
     right: list[int] = field(default_factory=list)
     timed: dict[TuningKey, dict[str, Any]] = field(default_factory=dict)
+    doubtful: list[TuningKey] = field(default_factory=list)
 
     def run(self, deadline: float) -> list[TuningRecord]:
         """Return a record for every key that was timed, or for all if no variant works."""
+        now = time.monotonic()
+        self._search(now + _SEARCHING * (deadline - now))
+        return self._confirmed(self._records(), deadline)
+
+    def used(self, key: TuningKey) -> Variant:
+        """Return what a key uses before its record is saved: a winner that was compared with the default, or that."""
+        known = database.known(self.device, key.dtype, key.pairing)
+        earlier = known.winner(key.in_place, key.size) if known.gain(key) is not None else None
+        return earlier or default_for(self.device, key)
+
+    def _search(self, deadline: float) -> None:
+        """Check and time variants in children until the deadline."""
         while True:
             todo = [n for n in range(len(self.variants)) if n not in self.failed and n not in self.right]
             cases = [p for p in self.keys if p not in self.timed]
@@ -169,7 +205,6 @@ class _Group:
                 break
             if not self._blame(result, begun):
                 break
-        return self._records()
 
     def _job(self, todo: list[int], cases: list[TuningKey], seconds: float) -> dict[str, Any]:
         return {
@@ -181,11 +216,57 @@ class _Group:
             "sources": {n: self.sources[v] for n, v in enumerate(self.variants) if v in self.sources},
         }  # fmt: skip
 
+    def _confirmed(self, records: list[TuningRecord], deadline: float) -> list[TuningRecord]:
+        """Return the records with winners that are faster than the default beyond doubt, compared in a fresh child."""
+        numbers = {variant: number for number, variant in enumerate(self.variants) if number in self.right}
+        pairs: dict[TuningKey, list[int]] = {}
+        for record in records:
+            default, used = default_for(self.device, record.key), self.used(record.key)
+            best = used if record.winner == default else record.winner
+            # A default that fails, or was not among the variants, is no choice.
+            if best != default and best in numbers and default in numbers:
+                pairs[record.key] = [numbers[default], numbers[best]]
+        if not pairs:
+            return records
+        cases, others = list(pairs), OthersLoad()
+        jobs = [{**self._case(key), "pair": pair} for key, pair in pairs.items()]
+        left = max(deadline - time.monotonic(), 2 * _LEAST_SECONDS)
+        job = {**self._job([], [], left), "cases": jobs}
+        result = child.run(job, module="clrope.tune.worker", limit=2 * left + self.limit + 60)
+        busy = others.share()
+        rounds = {cases[e["case"]]: e["pairs"] for e in result.entries if "case" in e}
+        return [
+            self._decided(replace(r, busy=busy), *(self.variants[n] for n in pairs[r.key]), rounds.get(r.key, []))
+            if r.key in pairs else replace(r, busy=busy)
+            for r in records
+        ]  # fmt: skip
+
+    def _decided(
+        self, record: TuningRecord, default: Variant, best: Variant, rounds: list[list[float]]
+    ) -> TuningRecord:
+        """Return the record with the best variant as the winner, or with what was used before, given paired times."""
+        gain, least = gain_of(rounds)
+        if record.busy is not None and record.busy > BUSY:
+            reason = f"other programs used {record.busy:.0%} of the CPUs"
+        elif least is None:
+            reason = "there was no time to compare it with the default again"
+        elif least > WORTH:
+            return replace(record, results=with_winner(record.results, best), gain=gain)
+        else:
+            reason = f"compared again, it is {gain:.2f} times as fast as the default, {least:.2f} at least"
+            self.doubtful.append(record.key)
+            return replace(record, results=with_winner(record.results, default, f"in doubt: {reason}"))
+        self.doubtful.append(record.key)
+        used = self.used(record.key)
+        kept = used if used in self.variants and self.variants.index(used) in self.right else default
+        earlier = database.known(self.device, self.dtype, self.pairing).gain(record.key) if kept != default else None
+        return replace(record, results=with_winner(record.results, kept, f"in doubt: {reason}"), gain=earlier)
+
     def _case(self, key: TuningKey) -> dict[str, Any]:
         nbytes = self.sizes[key.size]
         sets = _sets(self.device, nbytes * (1 if key.in_place else 2)) if key.size == "large" else 1
         # Small calls are a decoder's, each at other positions: making a table for it takes longer than the rotation.
-        return {"in_place": key.in_place, "nbytes": nbytes, "sets": sets, "no_table": key.size == "small"}
+        return {"in_place": key.in_place, "nbytes": nbytes, "sets": sets, "no_table": key.size == "small", "pair": []}
 
     def _take(self, entries: list[dict[str, Any]], cases: list[TuningKey]) -> int | str | None:
         """Take in what a child wrote; returns what it had begun and not ended."""
@@ -241,6 +322,7 @@ class _Group:
                 continue
             nbytes = entry["nbytes"] if entry else self.sizes[key.size]
             times = {int(n): s for n, s in entry["seconds"].items()} if entry else {}
+            ceiling = entry["ceiling"] if entry else None
             default = default_for(self.device, key)
             tried = [v for n, v in enumerate(self.variants) if n in self.failed or n in self.right]
             if entry is not None and default in self.variants and default not in tried:
@@ -249,12 +331,14 @@ class _Group:
             for number, variant in enumerate(self.variants):
                 if number in self.failed:
                     results.append(self.failed[number])
+                elif number in times and ceiling is not None and times[number] * MOST_COPIES < ceiling:
+                    reason = f"{ceiling / times[number]:.2f} times as fast as the fastest copy: not to be believed"
+                    results.append(VariantResult(variant, "slower", reason))
                 elif number in times:
                     rate = round(2 * nbytes / times[number] / 1e9, 3)
                     results.append(VariantResult(variant, "slower", seconds=times[number], gbs=rate))
             if not results:
                 continue  # no time was left to check one
-            ceiling = entry["ceiling"] if entry else None
             records.append(
                 TuningRecord(
                     key, decided(_in_order(results, default), key.size), nbytes,
@@ -263,6 +347,21 @@ class _Group:
                 )
             )  # fmt: skip
         return records
+
+
+def gain_of(rounds: Sequence[Sequence[float]]) -> tuple[float, float | None]:
+    """Return how many times as fast as the first of each pair of times the second is: the median, and the least.
+
+    Least: so many times at least, with the probability `SURE`, whatever the distribution; None of too few rounds.
+    """
+    ratios = sorted(first / second for first, second in rounds)
+    if not ratios:
+        return 1.0, None
+    # At most `below` of the ratios are below the median's true value, by the binomial distribution.
+    below, chance = -1, 0.0
+    while (chance := chance + comb(len(ratios), below + 1) / 2 ** len(ratios)) <= 1 - SURE:
+        below += 1
+    return median(ratios), ratios[below] if below >= 0 else None
 
 
 def _defaults_first(variants: Sequence[Variant], device: DeviceInfo, keys: Sequence[TuningKey]) -> list[Variant]:

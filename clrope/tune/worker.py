@@ -7,12 +7,13 @@ Run by `device.child.run` in a process of its own, because some variants end the
 from __future__ import annotations
 
 import itertools
+import math
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from math import gcd
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,19 +35,21 @@ from ..layout import DTYPES, TensorView
 from ..reference import pair_indices
 from ..runtime import queue_for
 from ..testing import POISON, close_limit, count_differing, nmse
+from ..timed_outputs import TimedOutputs
 from .ceiling import ceiling_launches
 from .race import MOST_ROUNDS, Race
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
 
-#: Bytes that a variant rotates in consecutive runs on the same buffers, in at most 20 runs.
-TURN_BYTES = 16 << 20
+#: Bytes that a variant rotates in consecutive runs on the same buffers, in at most so many runs.
+TURN_BYTES, MOST_RUNS = 16 << 20, 8
+#: The fewest rounds of a pair, which decide whether it replaces the default.
+PAIRED_ROUNDS = 30
 #: Share of the time after which no further variant is checked, so that time is left to measure the correct variants.
 CHECKING = 0.7
 HEADS, HEAD_DIM = 32, 128
 _MARGIN = 64  # elements before and after an output that is checked
-_SAMPLE = 3  # tokens checked at the start, in the middle and at the end of what is timed
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -175,7 +178,7 @@ class Worker:
                 (got,) = self._run(numbers[0], setup, in_place=False)
             except (BuildError, cl.Error):
                 return  # its own check says why
-            if not self._wrong(got, setup.want) or not self._close(got, setup):
+            if not self.wrong(got, setup.want) or not self.close(got, setup.want):
                 continue
             setup.want = got
             self.checked_against = "strided"
@@ -210,12 +213,12 @@ class Worker:
                 (got,) = self._run(number, setup, in_place)
                 if np.array_equal(got, setup.start(in_place)):
                     raise _Failed("not_run", "it silently did not run: its output was left as it was")
-                if wrong := self._wrong(got, setup.want):
+                if wrong := self.wrong(got, setup.want):
                     place = "in place" if in_place else "out of place"
                     raise _Failed("wrong", f"{wrong} of {setup.y_view.size} values are wrong, {place}")
                 if variant.implementation.takes_second and not in_place:
                     both = self._run(number, setup, in_place, outputs=2)
-                    if wrong := sum(self._wrong(got, setup.want) for got in both):
+                    if wrong := sum(self.wrong(got, setup.want) for got in both):
                         raise _Failed("wrong", f"{wrong} values are wrong where a launch rotates two tensors")
         if not ran:
             raise _Failed("not_run", "it supports nothing that it could be checked on")
@@ -223,8 +226,8 @@ class Worker:
     def _run(self, number: int, setup: _Setup, in_place: bool, outputs: int = 1) -> list[Bytes]:
         """Return the outputs of one launch; 2: it rotates the tensor twice, as if it were two."""
         got = [setup.start(in_place) for _ in range(outputs)]
-        buffers = [self._buffer(output) for output in got]
-        x = buffers[0] if in_place else self._buffer(setup.x_flat.view(self.bits))
+        buffers = [self.buffer(output) for output in got]
+        x = buffers[0] if in_place else self.buffer(setup.x_flat.view(self.bits))
         x_offset = np.int64((setup.y_view if in_place else setup.x_view).offset)
         bound = self._tables(number, setup)
         for y, mark in zip(buffers, ("", "2"), strict=False):
@@ -237,17 +240,18 @@ class Worker:
         self.queue.finish()
         return got
 
-    def _buffer(self, contents: npt.NDArray[Any]) -> cl.Buffer:
+    def buffer(self, contents: npt.NDArray[Any]) -> cl.Buffer:
+        """Return a new buffer with these contents."""
         return cl.Buffer(self.context, cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR, hostbuf=contents)
 
     def _tables(self, number: int, data: _Setup | _Workload) -> dict[str, Any]:
         """Return the arguments that a variant takes cos and sin from: finished tables, or positions and steps."""
         if self.variants[number].angles != "fused":
-            return {"cosine": self._buffer(data.cosine), "sine": self._buffer(data.sine)}
+            return {"cosine": self.buffer(data.cosine), "sine": self.buffer(data.sine)}
         table, rows = angle_table(data.config), np.asarray(data.positions, np.int64)
         real = np.float64 if self.real == "f64" else np.float32
         arrays = {"positions": rows, "step": table.step, "step_low": table.step_low, "axis": table.axis}
-        buffers = {name: self._buffer(np.ascontiguousarray(array)) for name, array in arrays.items()}
+        buffers = {name: self.buffer(np.ascontiguousarray(array)) for name, array in arrays.items()}
         return {**buffers, "rows": np.int32(rows.size), "magnitude": real(table.magnitude)}
 
     def _launch(self, number: int, problem: Problem, bound: dict[str, Any], second: Problem | None = None) -> Launch:
@@ -262,20 +266,25 @@ class Worker:
         self._alive.append(bound)
         return launch
 
-    def _wrong(self, got: Bytes, want: Bytes) -> int:
+    def wrong(self, got: Bytes, want: Bytes) -> int:
+        """Return how many values of an output are wrong."""
         return count_differing(got.view(self.dtype), want.view(self.dtype))
 
-    def _close(self, got: Bytes, setup: _Setup) -> bool:
-        a, b = (part.view(self.dtype).astype(np.float64) for part in (got, setup.want))
+    def close(self, got: Bytes, want: Bytes) -> bool:
+        """Whether two outputs differ by rounding only."""
+        a, b = (part.view(self.dtype).astype(np.float64) for part in (got, want))
         finite = np.isfinite(a) & np.isfinite(b)
         return nmse(a[finite], b[finite]) <= close_limit(self.dtype_name)
 
     # -- timing -------------------------------------------------------------------------------------------------------
 
     def time_case(self, number: int, case: dict[str, Any], cases_left: int) -> None:
-        """Time all usable variants for one tuning key in rounds, with the ceilings, and write what each takes."""
+        """Time usable variants for one tuning key in rounds, with the ceilings, and write what each takes.
+
+        Those of the case's `pair`, the default and what may replace it, or all; of a pair the times of all rounds, too.
+        """
         share = max(0.5, (self.job["seconds"] - self._seconds()) / cases_left)
-        end = time.monotonic() + share
+        end, least = time.monotonic() + share, PAIRED_ROUNDS if case["pair"] else 2
         self._alive.clear()
         workload = _Workload(self, case["in_place"], case["nbytes"], case["sets"])
         # For each variant a launch a set, and for each ceiling.
@@ -283,45 +292,59 @@ class Worker:
         failed: dict[int, tuple[str, str]] = {}
         usable = [i for i in self.usable if not self.variants[i].unsupported(workload.problem)]
         without = [i for i in usable if self.variants[i].angles == "fused"]
-        for i in without if case["no_table"] and without else usable:
+        for i in case["pair"] or (without if case["no_table"] and without else usable):
             self._begin(i, f"running on {workload.nbytes} bytes")
             bound = {**self._tables(i, workload), "x_offset": np.int64(0), "y_offset": np.int64(0)}
             try:
                 with _driver_errors():
                     launches = [self._launch(i, workload.problem, {**bound, "x": x, "y": y}) for x, y in workload.sets]
-                    workload.check(launches[0])
-                runs[i] = [launch.enqueue for launch in launches]
+                    runs[i] = [launch.enqueue for launch in launches]
+                    self._time(runs[i], 1, workload)
             except _Failed as error:
                 failed[i] = error.args[:2]
-        ceilings = self._ceilings(workload) if self.job["ceiling"] else []
-        # Several runs, so that the best finds the caches as the same variant leaves them: non-temporal stores are slow
-        # on cache lines that another variant has just written.
-        repeat = 1 if case["sets"] > 1 else max(1, min(20, TURN_BYTES // workload.nbytes))
+                runs.pop(i, None)
+        ceilings = self._ceilings(workload) if self.job["ceiling"] and not case["pair"] else []
+        repeat = 1 if case["sets"] > 1 else max(1, min(MOST_RUNS, TURN_BYTES // workload.nbytes))
         race: Race[int | str] = Race(list(runs), self.rng, "ceiling" if ceilings else None)
+        if case["pair"]:
+            race = Race(case["pair"][1:], self.rng, case["pair"][0])  # neither of which drops out
 
         def seconds_of(runner: int | str) -> float:
             if not isinstance(runner, int):
                 self._begin("ceiling", "timing")
-                return min(self._time(copies, repeat, workload) for copies in ceilings)
+                return min(self._time(copies, repeat, workload, compared=False) for copies in ceilings)
             self._begin(runner, f"timing on {workload.nbytes} bytes")
-            return self._time(runs[runner], repeat, workload)
+            try:
+                return self._time(runs[runner], repeat, workload)
+            except _Failed as error:
+                failed[runner] = error.args[:2]
+                return math.inf
 
-        while len(race.rounds) < MOST_ROUNDS and (len(race.rounds) < 2 or time.monotonic() < end):
+        while len(race.rounds) < MOST_ROUNDS and (len(race.rounds) < least or time.monotonic() < end):
+            if failed and case["pair"]:
+                break
             race.round(seconds_of)
+            race.alive = [runner for runner in race.alive if runner not in failed]
         self._alarm(0)
-        seconds = race.seconds()
+        seconds = {runner: s for runner, s in race.seconds().items() if runner not in failed}
         ceiling = seconds.pop("ceiling", None)
-        self.write(case=number, nbytes=workload.nbytes, seconds=seconds, ceiling=ceiling, failed=failed)
+        pairs = [[times[i] for i in case["pair"]] for times in race.rounds] if case["pair"] and not failed else []
+        self.write(case=number, nbytes=workload.nbytes, seconds=seconds, ceiling=ceiling, failed=failed, pairs=pairs)
 
-    def _time(self, enqueues: list[Any], repeat: int, workload: _Workload) -> float:
-        """Return the best time of `repeat` runs, each on the least recently used set."""
+    def _time(self, enqueues: list[Any], repeat: int, workload: _Workload, compared: bool = True) -> float:
+        """Return the best time of `repeat` runs, each on the least recently used set, whose output is damaged before.
+
+        Raises `_Failed` unless all bits that a run wrote are right. compared: or not; copies are treated alike.
+        """
         best = float("inf")
         for _ in range(repeat):
-            enqueue = enqueues[next(workload.turns)]
+            turn = next(workload.turns)
+            workload.damage(turn)
             start = time.perf_counter()
-            enqueue(self.queue)
+            enqueues[turn](self.queue)
             self.queue.finish()
             best = min(best, time.perf_counter() - start)
+            workload.verify(turn, compared)
         return best
 
     def _ceilings(self, workload: _Workload) -> list[list[Any]]:
@@ -355,9 +378,9 @@ class Worker:
 
 
 class _Workload:
-    """Filled buffers of a size class, and a check of what a run writes.
+    """Filled buffers of a size class, and a comparison of all that a run writes.
 
-    sets: (input, output), used in rotation; with enough sets none is in a cache at its next use.
+    sets: (input, output), used in rotation; with enough sets none is in a cache at its next use. All inputs are alike.
     turns: the numbers of the sets, repeated without end.
     """
 
@@ -377,48 +400,52 @@ class _Workload:
                 y = cl.Buffer(worker.context, cl.mem_flags.READ_WRITE, self.nbytes)
             self.sets.append((x, y))
         self.turns = itertools.cycle(range(sets))
-        self.x, self.y = self.sets[0]
         self.problem = _problem(view, view, PairLayout.of_config(self.config, HEAD_DIM), in_place)
-        self._fill([buffer for x, y in self.sets for buffer in ((x,) if in_place else (x, y))])
+        numbers = worker.rng.standard_normal(min(self.nbytes, 1 << 20) // worker.dtype.itemsize).astype(worker.dtype)
+        self._x = np.resize(_bytes(numbers), self.nbytes)
+        #: What the sets' inputs are copies of.
+        self._original = worker.buffer(self._x)
+        for x, _ in self.sets:
+            cl.enqueue_copy(worker.queue, x, self._original, byte_count=self.nbytes)
+        self._outputs = TimedOutputs(worker.queue, worker.device, self.nbytes, streaming=sets > 1)
+        damaged = self._outputs.check(self.sets[0][1])
+        self._before = self._outputs.digest(self._original) if in_place else damaged
+        #: Digests of right outputs.
+        self._right: set[bytes] = set()
+        if not in_place:
+            return
+        self._outputs.restore(self.sets[0][0], self._original)
+        if self._outputs.digest(self.sets[0][0]) != self._before:
+            raise DeviceError("the kernel that restores inputs of timed runs does nothing on this device")
 
-    def _fill(self, buffers: list[Any]) -> None:
-        queue, dtype = self.worker.queue, self.worker.dtype
-        block = self.worker.rng.standard_normal(min(self.nbytes, 1 << 20) // dtype.itemsize).astype(dtype)
-        first, *others = buffers
-        for start in range(0, self.nbytes, block.nbytes):
-            part = block.view(np.uint8)[: min(block.nbytes, self.nbytes - start)]
-            cl.enqueue_copy(queue, first, part, dst_offset=start)
-        for other in others:
-            cl.enqueue_copy(queue, other, first, byte_count=self.nbytes)
-        queue.finish()
+    @cached_property
+    def _want(self) -> Bytes:
+        worker = self.worker
+        x = self._x.view(worker.dtype).reshape(1, self.tokens, HEADS, HEAD_DIM)
+        return _bytes(emulate_rotation(x, self.cosine[None], self.sine[None], pair_indices(self.config)))
 
-    def check(self, launch: Any) -> None:
-        """Run once; raise `_Failed` unless some tokens of the result are right."""
-        worker, queue = self.worker, self.worker.queue
-        row = self.nbytes // self.tokens
-        # All of a few tokens, or some that do not overlap.
-        few = self.tokens < 4 * _SAMPLE
-        count = self.tokens if few else _SAMPLE
-        inputs: dict[int, npt.NDArray[Any]] = {}
-        for start in [0] if few else [0, self.tokens // 2, self.tokens - count]:
-            inputs[start] = x = worker.rng.standard_normal((1, count, HEADS, HEAD_DIM)).astype(worker.dtype)
-            if self.y is not self.x:
-                poison = np.full(count * row, POISON, np.uint8)
-                cl.enqueue_copy(queue, self.y, poison, dst_offset=start * row)
-            cl.enqueue_copy(queue, self.x, x.view(worker.bits), dst_offset=start * row)
-        queue.finish()
-        launch.enqueue(queue)
-        queue.finish()
-        for start, x in inputs.items():
-            got = np.empty(count * row, np.uint8)
-            cl.enqueue_copy(queue, got, self.y, src_offset=start * row)
-            rows = slice(start, start + count)
-            want = emulate_rotation(x, self.cosine[None, rows], self.sine[None, rows], pair_indices(self.config))
-            before = _bytes(x) if self.y is self.x else np.full(count * row, POISON, np.uint8)
-            if np.array_equal(got, before) and self.tokens > 1:
-                raise _Failed("not_run", f"it silently did not run on {self.nbytes} bytes")
-            if worker.checked_against != "strided" and (wrong := worker._wrong(got, _bytes(want))):
-                raise _Failed("wrong", f"{wrong} of {x.size} values are wrong, in a tensor of {self.nbytes} bytes")
+    def damage(self, turn: int) -> None:
+        """Make a set ready for a run: poison in its output, or in place the input as it was."""
+        x, y = self.sets[turn]
+        if x is y:
+            self._outputs.restore(x, self._original)
+        else:
+            self._outputs.damage(y)
+
+    def verify(self, turn: int, compared: bool) -> None:
+        """Raise `_Failed` unless all bits of a set's output are right."""
+        digest = self._outputs.digest(self.sets[turn][1])
+        if not compared or digest in self._right:
+            return
+        worker, got = self.worker, np.empty(self.nbytes, np.uint8)
+        if digest == self._before and self.tokens > 1:  # token 0 is not turned
+            raise _Failed("not_run", f"it silently did not run on {self.nbytes} bytes")
+        cl.enqueue_copy(worker.queue, got, self.sets[turn][1])
+        wrong = worker.wrong(got, self._want)
+        if wrong and not (worker.checked_against == "strided" and worker.close(got, self._want)):
+            size = self.nbytes // worker.dtype.itemsize
+            raise _Failed("wrong", f"{wrong} of {size} values are wrong, in a tensor of {self.nbytes} bytes")
+        self._right.add(digest)
 
 
 def _bytes(array: npt.NDArray[Any]) -> Bytes:

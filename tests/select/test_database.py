@@ -296,7 +296,8 @@ FIELD_TYPES = {
     "record": {
         "device": "text", "cpu": "text", "facts": "object", "dtype": "", "pairing": "", "in_place": "flag", "size": "",
         "nbytes": "whole", "ceiling_gbs": "whole number null", "checked_against": "", "seed": "whole",
-        "written": "whole number", "winner": "null", "results": "list",
+        "written": "whole number", "winner": "null", "results": "list", "gain": "whole number null",
+        "busy": "whole number null",
     },
     "result": {
         "variant": "", "outcome": "", "reason": "text", "log": "text", "seconds": "whole number null",

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyopencl as cl
 import pytest
 
 import clrope
@@ -189,7 +190,7 @@ def test_a_driver_that_hangs_at_each_variant(
 
     monkeypatch.setattr(child, "run", run)
     monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda: now, time=lambda: 0.0))
-    for seconds, tried in ((2.0, 2), (31.0, 2), (61.0, 3), (1e4, len(variants))):
+    for seconds, tried in ((2.0, 2), (44.0, 2), (90.0, 3), (1e4, len(variants))):
         result = tuned(cpu, variants, seconds)
         assert [[o.outcome for o in record.results] for record in result.records] == [["timeout"] * tried] * len(KEYS)
         left = len(variants) - tried
@@ -234,11 +235,15 @@ def test_sets_take_turns() -> None:
     """Also from one variant to the next: each goes on where the one before left off."""
     used: list[int] = []
     workload: Any = SimpleNamespace(turns=itertools.cycle(range(3)))
+    damaged: list[int] = []
+    compared: list[tuple[int, bool]] = []
+    workload.damage, workload.verify = damaged.append, lambda turn, all_bits: compared.append((turn, all_bits))
     queue: Any = SimpleNamespace(queue=SimpleNamespace(finish=lambda: None))
     enqueues = [lambda _, n=n: used.append(n) for n in range(3)]
     for repeat in (2, 1, 4):
         assert worker.Worker._time(queue, enqueues, repeat, workload) < float("inf")
-    assert used == [0, 1, 2, 0, 1, 2, 0]
+    assert used == damaged == [0, 1, 2, 0, 1, 2, 0]
+    assert compared == [(turn, True) for turn in used]
 
 
 def test_a_child_that_cannot_begin(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,3 +330,106 @@ def test_nothing_wins_without_being_compared_with_the_default(cpu: clrope.Device
     group.timed[key]["seconds"]["2"] = 2e-3
     (record,) = group._records()
     assert record.winner == GOOD
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_all_that_a_timed_run_wrote_is_compared(
+    device: clrope.DeviceInfo, in_place: bool, rng: np.random.Generator, seed: int
+) -> None:
+    same = [d.index for d in clrope.devices() if d.key == device.key]
+    job = {"device": device.key, "ordinal": same.index(device.index), "dtype": "f32", "pairing": "neox", "seed": seed,
+           "variants": [STRIDED.to_dict()], "usable": [0], "checked_against": "emulation", "sources": {}}  # fmt: skip
+    one = worker.Worker(job, lambda **_: None)
+    workload = worker._Workload(one, in_place, 96 << 10, sets=2)
+    bound = {**one._tables(0, workload), "x_offset": np.int64(0), "y_offset": np.int64(0)}
+    runs = [one._launch(0, workload.problem, {**bound, "x": x, "y": y}).enqueue for x, y in workload.sets]
+    for _ in range(3):
+        assert one._time(runs, 1, workload) > 0
+    idle: list[Any] = [lambda queue: None] * 2
+    with pytest.raises(worker._Failed, match="not_run"):
+        one._time(idle, 1, workload)
+    assert one._time(idle, 1, workload, compared=False) < 10
+    place = int(rng.integers(workload.nbytes // 4))
+
+    def spoiling(queue: Any) -> None:
+        turn = (next(workload.turns) + 1) % 2
+        next(workload.turns)
+        runs[turn](queue)
+        value = np.empty(1, np.uint32)
+        cl.enqueue_copy(queue, value, workload.sets[turn][1], src_offset=4 * place)
+        cl.enqueue_copy(queue, workload.sets[turn][1], value ^ np.uint32(1 << 12), dst_offset=4 * place)
+
+    with pytest.raises(worker._Failed, match=f"1 of {workload.nbytes // 4} values are wrong"):
+        one._time([spoiling] * 2, 1, workload)
+
+
+#: How the default's times and the other one's are related in a fresh process.
+FASTER = [[1.2e-3 * (1 + n / 1000), 1e-3] for n in range(30)]
+
+
+def test_the_gain_over_the_default_has_a_lower_bound() -> None:
+    assert search.gain_of([]) == (1.0, None)
+    assert search.gain_of([[2.0, 1.0]] * 6) == (2.0, None), "of so few any may be chance"
+    assert search.gain_of([[2.0, 1.0]] * 7) == (2.0, 2.0)
+    gain, least = search.gain_of([[n, 100.0] for n in range(1, 101)])
+    assert gain == 0.505
+    assert least == 0.38  # the quantile of the binomial distribution
+
+
+def test_only_what_is_faster_beyond_doubt_replaces_the_default(
+    cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times of the search do not decide, nor does a busy machine; what was found on an idle one stays."""
+    key = KEYS[0]
+    default = default_for(cpu, key)
+    rounds: list[list[float]] = []
+    busy: float | None = 0.01
+    jobs = []
+
+    def run(job: Any, env: object = None, **named: object) -> child.ChildResult:
+        jobs.append(job)
+        if job["todo"]:
+            checks = [{"end": n, "outcome": "", "reason": "", "log": ""} for n in job["todo"]]
+            case = {"nbytes": 4096, "ceiling": 1e-3, "failed": {}}
+            times = {"0": 1.5e-3, "1": 1e-3, "2": 0.5e-3}  # the last one twice as fast as a copy
+            return child.ChildResult("ok", entries=[*checks, {"case": 0, **case, "seconds": times}])
+        return child.ChildResult("ok", entries=[{"case": 0, "pairs": rounds}])
+
+    monkeypatch.setattr(child, "run", run)
+    monkeypatch.setattr(search.OthersLoad, "share", lambda self: busy)
+
+    def found() -> tuple[TuningReport, Any]:
+        result = tune(cpu, 10.0, [key], variants=[default, GOOD, STRIDED])
+        (record,) = result.records
+        assert database.known(cpu, "f32", "neox").winner(key.in_place, key.size) == record.winner
+        return result, record
+
+    result, record = found()
+    assert [job["cases"][0]["pair"] for job in jobs] == [[], [0, 1]]
+    assert (record.winner, record.gain, record.busy) == (default, None, 0.01)
+    assert (result.changed, result.doubtful) == ([], [key])
+    reasons = {o.variant: o.reason for o in record.results}
+    assert reasons[GOOD] == "in doubt: there was no time to compare it with the default again"
+    assert reasons[STRIDED] == "2.00 times as fast as the fastest copy: not to be believed"
+    rounds = FASTER
+    busy = 0.5
+    result, record = found()
+    assert (record.winner, record.gain) == (default, None)
+    assert "in doubt: other programs used 50% of the CPUs" in [o.reason for o in record.results]
+    for busy in (None, 0.1):
+        result, record = found()
+        assert (record.winner, record.busy) == (GOOD, busy)
+        assert record.gain == pytest.approx(1.2174)
+        assert result.doubtful == []
+        assert result.changed == ([key] if busy is None else [])
+    busy, rounds = 0.9, []
+    result, record = found()
+    assert (record.winner, result.changed, result.doubtful) == (GOOD, [], [key])
+    assert record.gain == pytest.approx(1.2174)
+    busy, rounds = 0.0, [[1.012e-3, 1e-3]] * 30
+    result, record = found()
+    assert (record.winner, result.changed) == (default, [key])
+    assert "in doubt: compared again, it is 1.01 times as fast as the default, 1.01 at least" in [
+        o.reason for o in record.results
+    ]

@@ -15,7 +15,7 @@ from clrope.cli.main import app
 from clrope.kernels.variant import STRIDED, Variant
 from clrope.select import database
 from clrope.select.defaults import default_for
-from clrope.select.records import TuningKey, TuningRecord, VariantResult
+from clrope.select.records import TuningKey, TuningRecord, TuningReport, VariantResult
 from clrope.tune import search
 
 KEY = TuningKey("f32", "neox", False, "large")
@@ -89,7 +89,14 @@ def test_tune(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPat
     assert len(database.known(cpu, "f16", "neox").records) == 6
     again, shown = run("--device", cpu.index, "--type", "f16", "--show")
     assert again == 0
-    assert shown == text
+    assert text.startswith(shown)
+    summary = text[len(shown) :]
+    assert " of 12 use another variant than the default" in summary
+    assert f"written: {cache / 'tuning.json'}; to undo it: clrope tune --forget --device {cpu.index}" in summary
+    assert run("--device", cpu.index, "--forget") == (
+        0, f"{cpu}: 12 records forgotten; the defaults are used again\nfile: {cache / 'tuning.json'}\n"
+    )  # fmt: skip
+    assert not database.known(cpu, "f16", "neox").records
 
 
 def test_an_unhealthy_device_says_why(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +114,34 @@ def test_an_unhealthy_device_says_why(cpu: clrope.DeviceInfo, cache: Path, monke
     assert "it is ill" in done.stderr
 
 
+def test_forget_all(cpu: clrope.DeviceInfo, cache: Path) -> None:
+    database.save(cpu, [RECORD])
+    database.save(replace(cpu, driver_version="another"), [RECORD])
+    assert json.loads(run("--forget", "--device", cpu.index, "--json")[1])["forgotten"] == {str(cpu): 1}
+    assert run("--forget")[1].startswith("all devices: 1 record forgotten; ")
+    assert run("--forget")[1].startswith("all devices: 0 records forgotten; ")
+
+
+def test_a_summary_says_that_the_machine_was_busy(
+    cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = TuningReport(cpu.key, [replace(RECORD, gain=1.25)], changed=[KEY], doubtful=[KEY], busy=0.5)
+    monkeypatch.setattr(search, "tune", lambda *_, **__: report)
+    lines = run("--device", cpu.index)[1].splitlines()[-4:]
+    assert lines[0] == (
+        "1 of 1 use another variant than the default, at 1.25 times its speed (median); 1 changed in this run"
+    )
+    assert lines[1].endswith("not faster beyond doubt: tune again when the machine is idle")
+    assert lines[2].startswith("other programs used 50% of the CPUs during the run: a BUSY machine")
+    (device,) = json.loads(run("--device", cpu.index, "--json")[1])["devices"]
+    assert (device["changed"], device["in_doubt"], device["busy"]) == ([str(KEY)], [str(KEY)], 0.5)
+
+
 def test_what_makes_no_sense() -> None:
     assert run("--type", "f7")[0] == 2
-    assert run("--budget", "0")[0] == 2
+    for budget in ("0", "1x", "m", "nan", "1e9h"):
+        done = CliRunner().invoke(app, ["tune", "--budget", budget])
+        assert done.exit_code == 2
+        assert f"got '{budget}', allowed is a number from 1 to 10000000 seconds" in " ".join(done.stderr.split())
+    assert run("--parameters", "--budget", "1m")[0] == 0
+    assert run("--forget", "--type", "f32")[0] == 2
