@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from ..machine_load import BUSY, load_text
 from .results import WorkloadRecord, records
 
 
 def closing_lines(result: dict[str, Any], kept: str | None = None, page: str | None = None) -> list[tuple[str, str]]:
-    """Return five lines, each a name and a text. kept, page: paths of the result file and of the page, if written."""
+    """Return five lines, each a name and a text, and one on a machine that was busy.
+
+    kept, page: paths of the result file and of the page, if written.
+    """
     known = list(records([result]))
     names = [f"{label} = {device['name']}" for label, device in result["devices"].items()]
     lines = [
@@ -20,6 +24,9 @@ def closing_lines(result: dict[str, Any], kept: str | None = None, page: str | N
         ("against peers", _peers(known, result)),
         ("kept in", _places(kept, page)),
     ]
+    busy = result["environment"].get("busy")
+    if busy is not None and busy > BUSY:
+        lines.append(("machine", load_text(busy)))
     if result["options"]["tiny"]:
         lines[2:4] = [(name, f"--tiny, so no figure means anything: {text}") for name, text in lines[2:4]]
     return lines
@@ -59,7 +66,9 @@ def _peers(known: Sequence[WorkloadRecord], result: dict[str, Any]) -> str:
         for label in result["devices"]
     }
     none = "no peer was timed" + (" in a workload of bytes a second" if any(result["peers"].values()) else "")
-    return _medians(found, "{0} times as fast as the best", "{device} next to {what}") or none
+    names = dict.fromkeys(str(e["name"]) for r in _bandwidth(known) for e in r.entries("peer"))
+    best = "the fastest of " * (len(names) > 1) + ", ".join(names)
+    return _medians(found, f"{{0}} times as fast as {best}", "{device} next to {what}") or none
 
 
 def _medians(found: dict[str, list[tuple[float, str]]], typical: str, worst: str) -> str:

@@ -15,6 +15,7 @@ from zlib import crc32
 from ..device import DeviceInfo
 from ..device.select import ALIASES
 from ..errors import ConfigError, DeviceError, RopeError, UnsupportedError
+from ..machine_load import OthersLoad
 from ..runtime import context_for
 from . import calls, processes
 from .audit import OutputCheck, clocks_disagree, too_fast
@@ -167,6 +168,7 @@ class BenchRun:
         self._outside = outside if options.processes else []
         self._started = datetime.now(timezone.utc)
         self.environment = environment() | {"load_before": load()}
+        self._others = OthersLoad()
         self.environment["kernels"] |= dict(options.sources)
         self._earlier = earlier or {}
         self.devices = {bench.label: self._described(bench) for bench in self._benches}
@@ -218,7 +220,9 @@ class BenchRun:
         """Return what is measured until now, in the form of `results.schema.json`, and what is missing."""
         missing = self.missing
         seconds = (datetime.now(timezone.utc) - self._started).total_seconds()
-        before = self._earlier.get("environment", {}).get("load_before", self.environment["load_before"])
+        earlier = self._earlier.get("environment", {})
+        before = earlier.get("load_before", self.environment["load_before"])
+        busy = max((share for share in (earlier.get("busy"), self._others.share()) if share is not None), default=None)
         return {
             "schema": SCHEMA,
             "started": self._earlier.get("started", self._started.isoformat(timespec="seconds")),
@@ -226,7 +230,7 @@ class BenchRun:
             "options": {name: getattr(self.options, name) for name in TOLD}
             | {"peer_rounds": min(self.options.rounds, self.options.peer_rounds)}
             | ({"samples": True} if self.options.samples else {}),
-            "environment": self.environment | {"load_before": before, "load_after": load()},
+            "environment": self.environment | {"load_before": before, "load_after": load(), "busy": busy},
             "devices": self.devices,
             "peers": self.versions,
             "workloads": list(self.records),

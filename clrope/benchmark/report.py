@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from ..machine_load import load_text
 from ..printable import printable
 from .peers import NAMES
 from .results import CALL_COMPARISONS, WorkloadRecord, records
@@ -18,14 +19,25 @@ _MARKS = re.compile(r"[\\`*<&\[|~$]|(?<![^\W_])_|_(?![^\W_])")
 _START = re.compile(r"^(?:(\d+)(?=[.)])|(?=[#+=>-]))")
 
 
+#: What tables say on the columns of shares.
+SHARES = (
+    "Shares and × are medians of the ratios within each round, where both meet the same speed of the machine; GB/s are "
+    "medians over all rounds. So a share need not be the quotient of two speeds."
+)
+
+
 @dataclass(frozen=True)
 class Table:
-    """A heading, column names ('#' before a column of numbers), rows of text. marked: the rows are of Markdown."""
+    """A heading, column names ('#' before a column of numbers), rows of text, a note on them.
+
+    marked: the rows are of Markdown.
+    """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     marked: bool = False
+    note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
@@ -38,6 +50,7 @@ class Table:
         lines.append("|" + "|".join("--:" if c.startswith("#") else ":--" for c in self.columns) + "|")
         rows = self.rows if self.marked else [map(as_markdown, row) for row in self.rows]
         lines += ["| " + " | ".join(row) + " |" for row in rows]
+        lines += ["", as_markdown(self.note)] if self.note else []
         return "\n".join(lines) + "\n"
 
 
@@ -66,7 +79,7 @@ def tables(results: Sequence[dict[str, Any]]) -> list[Table]:
             "Bytes read and written a second",
             ("workload", "device", "#GB/s", "#p20-p80 ms", "#ceiling GB/s", "ceiling", "#of it",
              *(f"#× {p}" for p in peers), "#N"),
-            tuple(_speed_row(r, device, peers) for r in speed for device in r.devices),
+            tuple(_speed_row(r, device, peers) for r in speed for device in r.devices), note=SHARES,
         ),
         Table(
             "Time of a call",
@@ -77,7 +90,7 @@ def tables(results: Sequence[dict[str, Any]]) -> list[Table]:
         Table(
             "Kernel files",
             ("workload", "device", "kernel", "#GB/s", "#µs a call", "#of the ceiling", "#of clrope", "#N"),
-            tuple(_kernel_row(r, e) for r in known for e in r.entries("kernel")),
+            tuple(_kernel_row(r, e) for r in known for e in r.entries("kernel")), note=SHARES,
         ),
         Table(
             "NumPy arrays, times of device-resident",
@@ -134,6 +147,7 @@ def heading(results: Sequence[dict[str, Any]]) -> str:
     for result in results:
         environment = result["environment"]
         load = f", load {environment['load_before']} before, {environment['load_after']} after"
+        load += f", {load_text(busy)}" if (busy := environment.get("busy")) is not None else ""
         line = f"{result['started']}: {environment['cpu']}, {environment['cpus']} CPUs{load}; "
         line += "; ".join(f"{k} = {d['name']}, {d['driver_version']}" for k, d in result["devices"].items())
         if result["options"]["tiny"]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..machine_load import BUSY, load_text
 from .exit_code import UNUSABLE, WRONG
 from .output import print_line, print_message, print_table, progress_bar, write_text
 
@@ -61,6 +62,8 @@ def _print(report: SpeedReport) -> None:
         print_line(f"  {line}")
     for name, reason in report.ended.items():
         print_line(f"  {name}: {reason}")
+    if report.busy is not None and report.busy > BUSY:
+        print_line(f"  {load_text(report.busy)}")
     if report.problem:
         print_message(f"not measured: {report.target.name}: {report.problem}")
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
+from ..machine_load import BUSY, load_text
 from .exit_code import UNUSABLE, WRONG
 from .output import print_json, print_line, print_message, print_table, progress_bar
 
@@ -71,6 +72,8 @@ def _print(report: LabTuneReport, path: str) -> None:
         print_line(f"not tried, the time was over: {'; '.join(report.left)}")
     if report.problem:
         print_message(f"not tuned: {report.target.name}: {report.problem}")
+    if report.busy is not None and report.busy > BUSY:
+        print_line(load_text(report.busy))
     best = report.best
     if best is not None:
         first = report.tried[0]

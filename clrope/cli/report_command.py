@@ -203,3 +203,5 @@ def print_tables(results: Sequence[dict[str, Any]]) -> None:
 
     for table in tables(results):
         print_table(table.title, table.columns, table.rows)
+        if table.note:
+            print_line(table.note)

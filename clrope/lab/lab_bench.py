@@ -15,6 +15,7 @@ from ..device.child import Write
 from ..device.child import serve as serve_child
 from ..kernels.kernel import Kernel
 from ..kernels.variant import STRIDED, Variant
+from ..machine_load import OthersLoad
 from ..printable import of_name
 from ..suite.conformance import Target, targets
 from .lab_kernel import LabFile, load_file
@@ -45,13 +46,15 @@ class _BenchJob(msgspec.Struct, frozen=True):
 class SpeedReport:
     """The records of one device: of each workload its entries, in the form of `clrope bench --json`.
 
-    problem: why the device cannot be used. ended: kernels that ended their process, and how.
+    problem: why the device cannot be used. ended: kernels that ended their process, and how. busy: the share of the
+    CPUs' time that other programs used.
     """
 
     target: Target
     workloads: list[dict[str, Any]] = field(default_factory=list)
     ended: dict[str, str] = field(default_factory=dict)
     problem: str = ""
+    busy: float | None = None
 
     @property
     def ok(self) -> bool:
@@ -65,7 +68,7 @@ class SpeedReport:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         return {"name": self.target.name, "ok": self.ok, "problem": self.problem, "ended": self.ended,
-                "workloads": self.workloads}  # fmt: skip
+                "workloads": self.workloads, "busy": self.busy}  # fmt: skip
 
 
 def main() -> None:
@@ -124,7 +127,7 @@ def bench_kernels(
         report = SpeedReport(target, problem=target.problem or "")
         reports.append(report)
         left = dict(zip(names, zip(files, contracts, strict=True), strict=True))
-        again = True
+        again, others = True, OthersLoad()
         while left and not report.problem and target.device is not None:
             jobs = {
                 name: LabJob(
@@ -157,6 +160,7 @@ def bench_kernels(
             else:
                 report.workloads, report.problem = records, result.reason
                 break
+        report.busy = others.share()
     return reports
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..machine_load import OthersLoad
 from ..suite.conformance import Target, targets
 from .contract import ParameterValue
 from .lab_bench import USUAL_WORKLOADS, SpeedReport, bench_kernels
@@ -53,12 +54,16 @@ class TriedSetting:
 
 @dataclass
 class LabTuneReport:
-    """What was tried on one device; the chosen combination first. left: combinations without time."""
+    """What was tried on one device; the chosen combination first. left: combinations without time.
+
+    busy: the share of the CPUs' time that other programs used.
+    """
 
     target: Target
     tried: list[TriedSetting] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     problem: str = ""
+    busy: float | None = None
 
     @property
     def best(self) -> TriedSetting | None:
@@ -69,7 +74,7 @@ class LabTuneReport:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, the fastest first."""
         tried = sorted(self.tried, key=lambda t: (not t.final, -t.speed))
-        return {"name": self.target.name, "problem": self.problem, "left": self.left,
+        return {"name": self.target.name, "problem": self.problem, "left": self.left, "busy": self.busy,
                 "tried": [t.to_dict() for t in tried]}  # fmt: skip
 
 
@@ -103,7 +108,7 @@ def tune_file(
         report = LabTuneReport(target, problem=target.problem or "")
         reports.append(report)
         deadline = time.monotonic() + budget
-        entry_s, copies = 0.0, 0
+        entry_s, copies, others = 0.0, 0, OthersLoad()
         todo = [TriedSetting(setting_name(s), s) for s in (first, *others)]
 
         def measure(some: list[TriedSetting], rounds: int, target: Target = target) -> SpeedReport:
@@ -133,6 +138,7 @@ def tune_file(
             report.problem = measure(finalists, FINAL_ROUNDS).problem
         for tried in finalists:
             tried.final = bool(tried.speed)
+        report.busy = others.share()
     return reports
 
 

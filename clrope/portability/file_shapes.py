@@ -108,6 +108,7 @@ class EnvironmentShape(msgspec.Struct):
     versions: dict[str, Text]
     load_before: Load
     load_after: Load
+    busy: Load = None
 
 
 class BenchOptionsShape(msgspec.Struct):

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ..benchmark.report import number
+from ..benchmark.report import SHARES, number
+from ..machine_load import BUSY, load_text
 from .platforms import Platforms, short_cpu
 from .portability_metric import OWN, Basis, Measurement, efficiencies, in_common, platforms_of, portability_of
 from .report_figures import applications, solved_by
@@ -85,10 +86,10 @@ def speed_tables(work: Sequence[PlatformWorkload]) -> list[PageTable]:
     kernels = ("workload", "platform", "kernel", "#GB/s", "#µs a call", "#of the ceiling", "#of clrope", "#N")
     hosts = ("workload", "platform", "#device ms", "#plan.run on NumPy", "#out= given", "#new result", "#memcpy ms")
     return [
-        *_table("bandwidth", "Bytes read and written a second", columns, map(_speed_row, speed)),
+        *_table("bandwidth", "Bytes read and written a second", columns, map(_speed_row, speed), SHARES),
         *_table(
             "kernel-files", "Kernel files", kernels,
-            (_kernel_row(w, e) for w in work for e in w.record.entries("kernel", device=w.label)),
+            (_kernel_row(w, e) for w in work for e in w.record.entries("kernel", device=w.label)), SHARES,
         ),
         *_table(
             "numpy-arrays", "NumPy arrays, times of the call on device-resident arrays", hosts,
@@ -397,6 +398,8 @@ def _run_row(result: dict[str, Any], origin: str) -> PageRow:
     remarks = []
     if high > allowed:
         remarks.append(f"loaded: up to {high:.1f} with {allowed:.0f} threads, at {busy} workloads")
+    if (environment.get("busy") or 0.0) > BUSY:
+        remarks.append(load_text(environment["busy"]))
     if result["options"].get("tiny"):
         remarks.append("short axes: no speed means anything")
 

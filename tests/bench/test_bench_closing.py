@@ -32,7 +32,8 @@ def test_five_lines():
     assert lines["of the ceiling"].startswith(f"{shares} (median); worst {worst:.2f}, pocl in prefill/")
     ratios = ", ".join(f"{label} {OWN[label] / PEERS[best]:.2f}" for label in ("pocl", "intel"))
     least = OWN["pocl"] / PEERS[best]
-    want = f"{ratios} times as fast as the best (median); worst {least:.2f}, pocl next to {best}"
+    among = "the fastest of " + ", ".join(PEERS)
+    want = f"{ratios} times as fast as {among} (median); worst {least:.2f}, pocl next to {best}"
     assert lines["against peers"] == want
     assert lines["kept in"] == "r.json; to look at them: clrope report r.json"
     assert lines_of(result, kept="r.json", page="r.html")["kept in"] == "r.json; page: r.html"
@@ -82,3 +83,22 @@ def test_an_independent_ceiling_is_a_table_of_its_own():
     result["devices"]["intel"] |= {"clpeak_gbs": None, "clpeak": "not installed"}
     (table,) = (table for table in tables([result]) if table.title == "Independent ceilings")
     assert table.rows == (("pocl", "61.2", "1.1.2", f"{CEILING:.3g}"),)
+
+
+def test_a_single_peer_is_named_and_a_busy_machine_told():
+    result = made_up(workloads=select(["prefill/f32/neox/out/forward"]))
+    (workload,) = result["workloads"]
+    workload["entries"] = [e for e in workload["entries"] if e["kind"] != "peer" or e["name"] == "ggml"]
+    result["environment"]["busy"] = 0.04
+    assert " times as fast as ggml (median); worst " in lines_of(result)["against peers"]
+    assert heading([result]).count("other programs used 4% of the CPUs during the run;") == 1
+    result["environment"]["busy"] = 0.6
+    assert closing_lines(result)[5:] == [
+        (
+            "machine",
+            "other programs used 60% of the CPUs during the run: a BUSY machine, the figures are not to be trusted",
+        )
+    ]
+    (table,) = (table for table in tables([result]) if table.title == "Bytes read and written a second")
+    assert "medians of the ratios within each round" in table.note
+    assert table.note in table.markdown().replace("\\", "")
