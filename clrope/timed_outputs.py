@@ -136,7 +136,7 @@ class TimedOutputs:
 
         self._run(self._digest, self._host_sums.nbytes // VECTOR_BYTES * self._item, buffer, self._sums)
         cl.enqueue_copy(self._queue, self._host_sums, self._sums)
-        return hashlib.blake2b(self._host_sums, digest_size=16).digest()
+        return hashlib.blake2b(self._host_sums.data, digest_size=16).digest()
 
     def _run(self, kernel: Any, nbytes: int, *arguments: Any) -> None:
         import pyopencl as cl

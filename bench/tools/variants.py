@@ -6,6 +6,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -153,7 +155,7 @@ def compare_winners(
             workload = Workload("tuned", (shape,), dtype, pairing, key.in_place, cached=key.size != "large")
             count = 200
             while True:
-                lines = compare_variants(workload, device, lambda v, d=default: v == d, seed, count, quick=True)
+                lines = compare_variants(workload, device, partial(eq, default), seed, count, quick=True)
                 line = next(line for line in lines if not line.chosen and not line.name.startswith("="))
                 if line.error is None or line.error <= most_error or count >= most_rounds:
                     break

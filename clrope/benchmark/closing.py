@@ -67,8 +67,8 @@ def _peers(known: Sequence[WorkloadRecord], result: dict[str, Any]) -> str:
     }
     none = "no peer was timed" + (" in a workload of bytes a second" if any(result["peers"].values()) else "")
     names = dict.fromkeys(str(e["name"]) for r in _bandwidth(known) for e in r.entries("peer"))
-    best = "the fastest of " * (len(names) > 1) + ", ".join(names)
-    return _medians(found, f"{{0}} times as fast as {best}", "{device} next to {what}") or none
+    among = "the fastest of " * (len(names) > 1) + ", ".join(names)
+    return _medians(found, f"{{0}} times as fast as {among}", "{device} next to {what}") or none
 
 
 def _medians(found: dict[str, list[tuple[float, str]]], typical: str, worst: str) -> str:

@@ -108,7 +108,7 @@ def tune_file(
         report = LabTuneReport(target, problem=target.problem or "")
         reports.append(report)
         deadline = time.monotonic() + budget
-        entry_s, copies, others = 0.0, 0, OthersLoad()
+        entry_s, copies, load = 0.0, 0, OthersLoad()
         todo = [TriedSetting(setting_name(s), s) for s in (first, *others)]
 
         def measure(some: list[TriedSetting], rounds: int, target: Target = target) -> SpeedReport:
@@ -138,7 +138,7 @@ def tune_file(
             report.problem = measure(finalists, FINAL_ROUNDS).problem
         for tried in finalists:
             tried.final = bool(tried.speed)
-        report.busy = others.share()
+        report.busy = load.share()
     return reports
 
 

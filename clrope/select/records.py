@@ -156,13 +156,19 @@ TOLERANCE: Mapping[SizeClass, float] = {
 
 
 def decided(results: list[VariantResult], size: SizeClass) -> tuple[VariantResult, ...]:
-    """Return the results with one `ok`: the first whose time is within the tolerance of the best; others `slower`."""
-    best = min((o.seconds for o in results if not o.broken and o.seconds is not None), default=None)
+    """Return the results with one `ok`: the first whose time is within the tolerance of the best; others `slower`.
+
+    A time with a reason is not to be believed; of nothing but such times the first is `ok`.
+    """
+    right = [o for o in results if not o.broken and o.seconds is not None]
+    believed = [o for o in right if not o.reason] or right[:1]
+    best = min((o.seconds for o in believed if o.seconds is not None), default=None)
     made: list[VariantResult] = []
     found = False
     for o in results:
         if not o.broken:
-            wins = best is not None and o.seconds is not None and o.seconds <= best * TOLERANCE[size] and not found
+            within = best is not None and o.seconds is not None and o.seconds <= best * TOLERANCE[size]
+            wins = within and o in believed and not found
             found = found or wins
             o = replace(o, outcome="ok" if wins else "slower")
         made.append(o)

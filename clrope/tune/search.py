@@ -236,16 +236,14 @@ class _Group:
         busy = others.share()
         rounds = {cases[e["case"]]: e["pairs"] for e in result.entries if "case" in e}
         return [
-            self._decided(replace(r, busy=busy), *(self.variants[n] for n in pairs[r.key]), rounds.get(r.key, []))
+            self._decided(replace(r, busy=busy), pairs[r.key], rounds.get(r.key, []))
             if r.key in pairs else replace(r, busy=busy)
             for r in records
         ]  # fmt: skip
 
-    def _decided(
-        self, record: TuningRecord, default: Variant, best: Variant, rounds: list[list[float]]
-    ) -> TuningRecord:
-        """Return the record with the best variant as the winner, or with what was used before, given paired times."""
-        gain, least = gain_of(rounds)
+    def _decided(self, record: TuningRecord, pair: list[int], rounds: list[list[float]]) -> TuningRecord:
+        """Return the record with a pair's second as the winner, or with what was used before, given paired times."""
+        (default, best), (gain, least) = (self.variants[n] for n in pair), gain_of(rounds)
         if record.busy is not None and record.busy > BUSY:
             reason = f"other programs used {record.busy:.0%} of the CPUs"
         elif least is None:
@@ -331,12 +329,12 @@ class _Group:
             for number, variant in enumerate(self.variants):
                 if number in self.failed:
                     results.append(self.failed[number])
-                elif number in times and ceiling is not None and times[number] * MOST_COPIES < ceiling:
-                    reason = f"{ceiling / times[number]:.2f} times as fast as the fastest copy: not to be believed"
-                    results.append(VariantResult(variant, "slower", reason))
                 elif number in times:
                     rate = round(2 * nbytes / times[number] / 1e9, 3)
-                    results.append(VariantResult(variant, "slower", seconds=times[number], gbs=rate))
+                    copies = 0.0 if ceiling is None else ceiling / times[number]
+                    doubt = f"{copies:.2f} times as fast as the fastest copy: not to be believed"
+                    reason = doubt if copies > MOST_COPIES else ""
+                    results.append(VariantResult(variant, "slower", reason, seconds=times[number], gbs=rate))
             if not results:
                 continue  # no time was left to check one
             records.append(

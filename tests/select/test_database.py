@@ -560,3 +560,10 @@ def test_what_a_call_rotates_altogether_decides_its_size(cpu: clrope.DeviceInfo,
     op = clrope.Rope(clrope.RopeConfig("neox"), cpu)
     for given, want in (((q,), OTHER), ((k,), OTHER), ((q, k), FAST)):
         assert op.plan(given, 0).variants == [want]
+
+
+def test_a_time_that_is_not_to_be_believed_does_not_win() -> None:
+    doubtful = VariantResult(OTHER, "slower", "faster than a copy", seconds=0.1)
+    right = VariantResult(FAST, "slower", seconds=1.0)
+    assert [o.outcome for o in decided([doubtful, right], "large")] == ["slower", "ok"]
+    assert [o.outcome for o in decided([doubtful, replace(doubtful, variant=FAST)], "large")] == ["ok", "slower"]
