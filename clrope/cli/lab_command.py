@@ -133,7 +133,7 @@ def check_kernel(
     from ..lab import lab_kernel
 
     def load_it() -> LabFile:
-        return lab_kernel.load_file(path, contract, options=option or [], kernel=kernel)
+        return lab_kernel.load_file(path, contract, options=option or [], kernel=kernel, selectors=device or [])
 
     if npu is not None:
         from .lab_npu import check_on_machine

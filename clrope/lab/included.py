@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ..bounded_read import read_bounded
-from .signature import without_comments
+from .source_text import without_comments
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^"<>\n]+)[">]', re.MULTILINE)
 #: Bytes read of a file, and files: a link to its own folder has names without an end.

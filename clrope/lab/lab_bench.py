@@ -79,13 +79,13 @@ def main() -> None:
 def _work(data: dict[str, Any], write: Write) -> dict[str, Any]:
     job = msgspec.convert(data, _BenchJob)
     write(stage="looking for the device")
+    device = find_device(next(iter(job.kernels.values())))
     others: dict[str, Kernel | Variant] = {
-        name: load_file(k.path, k.contract, options=k.options, kernel=k.kernel).kernel_object()
+        name: load_file(k.path, k.contract, options=k.options, kernel=k.kernel, device=device).kernel_object()
         for name, k in job.kernels.items()
     }
     if job.plain:
         others[OUR_PLAIN] = STRIDED
-    device = find_device(next(iter(job.kernels.values())))
     bench = open_bench(device, job.label)
     options = Options(
         rounds=job.rounds, with_peers=False, threads=1, seed=job.seed, tiny=job.tiny, others=others,

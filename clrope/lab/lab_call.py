@@ -41,7 +41,7 @@ class LabCall:
         self, job: LabJob, line: str, device: DeviceInfo, *, before: str = "", options: Sequence[str] = (),
         exact: bool = False,
     ) -> None:  # fmt: skip
-        file = load_file(job.path, job.contract, options=job.options, kernel=job.kernel)
+        file = load_file(job.path, job.contract, options=job.options, kernel=job.kernel, device=device)
         case = self.case = parse_case(line)
         self.trial = RopeTrial(case, job.seed)
         function = file.signature(case.type, self.trial.config.mode).name

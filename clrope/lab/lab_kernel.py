@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cached_property
@@ -19,7 +19,10 @@ import numpy.typing as npt
 
 from ..bounded_read import path_argument, read_bounded_text
 from ..config import RopeConfig
-from ..errors import ConfigError, UnsupportedError
+from ..device import DeviceInfo, devices
+from ..device import device as find_device
+from ..errors import BuildError, ConfigError, DeviceError, UnsupportedError
+from ..kernels.binaries import includes_files
 from ..kernels.kernel import Kernel, Parameters, Unsupported
 from ..kernels.launch import BoundNumber, BoundRows, ConstantBytes, LaunchSpec, LocalBytes
 from ..kernels.problem import Pairing, Problem
@@ -29,16 +32,13 @@ from .contracts import BY_NAME
 from .directives import parameter_value, with_directives
 from .expressions import Expression
 from .meanings import MEANINGS, ArrayValue, BoundValue, values_of
-from .signature import KernelArgument, KernelSignature, numbers_of_macros, signatures, without_comments
+from .signature import SCALARS, KernelArgument, KernelSignature, ProgramFacts, build_facts, facts_of_program
+from .source_text import line_of, without_comments
+from .suggestions import suggested
 
 if TYPE_CHECKING:
-    from ..device import DeviceInfo
     from ..kernels.variant import Variant
 
-_SCALARS = {
-    "char": "int8", "uchar": "uint8", "short": "int16", "ushort": "uint16", "int": "int32", "uint": "uint32",
-    "long": "int64", "ulong": "uint64", "float": "float32", "double": "float64", "half": "float16",
-}  # fmt: skip
 _VECTOR = re.compile(r"(char|uchar|short|ushort|int|uint|long|ulong|float|double)(2|3|4|8|16)")
 #: The length of a vector at the end of its type's name; pointers to vectors point to elements.
 _LENGTH = re.compile(r"(?<=[a-z])(2|3|4|8|16)$")
@@ -50,8 +50,10 @@ _BITS = {"f32": ("uint", "int"), "f16": ("ushort", "short"), "f64": ("ulong", "l
 _ANYTHING = ("void",)
 #: Storage types that OpenCL C computes with.
 _ARITHMETIC = ("f32", "f16", "f64")
+_PAIRINGS: dict[str, Pairing] = {
+    "neox": "neox", "normal": "normal", "mrope": "neox", "imrope": "neox", "vision": "neox"
+}  # fmt: skip
 _GGML_KINDS = {"normal": "norm", "neox": "neox", "mrope": "multi", "imrope": "multi", "vision": "vision"}
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"', re.MULTILINE)
 _LARGEST_FILE = 4 << 20
 #: More would take hours on any device; integers beyond 64 bits end in errors of PyOpenCL's own.
 _MOST_WORK_ITEMS = 1 << 40
@@ -68,13 +70,19 @@ class LabReason(Enum):
 
 @dataclass(frozen=True)
 class LabFile:
-    """A kernel file with its contract, directives applied. `options`: the user's."""
+    """A kernel file with its contract, directives applied.
+
+    options: the user's. device: where its signatures are read, in this process; without one they are read in child
+    processes, on the first of the devices that `selectors` name which builds the file.
+    """
 
     path: Path
     source: str
     contract: Contract
     options: tuple[str, ...]
     kernel: str
+    selectors: tuple[str, ...] = ()
+    device: DeviceInfo | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -109,7 +117,7 @@ class LabFile:
             assert isinstance(found, LaunchSpec)
             return found
 
-        reads = self.reads("f32", config.mode)
+        reads = self.reads(config.mode)
         return replace(
             self.kernel_object(), supports=supports, spec=spec, configured=None, maker=(self.for_config, (config,)),
             angles="cached" if "cos_table" in reads else "positions",
@@ -144,8 +152,22 @@ class LabFile:
     def _words(self) -> frozenset[str]:
         return frozenset(re.findall(r"\b[A-Za-z_]\w*\b", without_comments(self.source)))
 
+    @cached_property
+    def _own_macros(self) -> frozenset[str]:
+        """The macros that the lab gives to the file: it reads them, and neither it nor an option defines them."""
+        given = {option[2:].partition("=")[0] for option in (*self.contract.options, *self.options)}
+        names = {"T", "REAL", "NEOX", "NORMAL", *(f"STORAGE_{dtype.upper()}" for dtype in ELEMENTS)}
+        defined = set(re.findall(r"#[ \t]*define[ \t]+(\w+)", self.source))
+        return frozenset((names & self._words) - given - defined)
+
     def build_options(self, dtype: str, pairing: Pairing) -> tuple[str, ...]:
-        """Return the compiler options for a storage type and pairing: the user's, and macros that the file reads."""
+        """Return the compiler options for a storage type and pairing: the user's, and macros that the file reads.
+
+        Raises `BuildError` if the program does not build.
+        """
+        return self._program(dtype, pairing)[0]
+
+    def _options(self, dtype: str, pairing: Pairing, without: Sequence[str] = ()) -> tuple[str, ...]:
         options = [*self.contract.options, *self.options]
         given = {option[2:].partition("=")[0] for option in options if option.startswith("-D")}
         made = {
@@ -153,18 +175,62 @@ class LabFile:
             pairing.upper(): "1",
         }  # fmt: skip
         options += [f"-D{name}={value}" for name, value in self.chosen.items() if name not in given]
-        options += [
-            f"-D{name}={text}"
-            for name, text in made.items()
-            if name in self._words and name not in given and not re.search(rf"#\s*define\s+{name}\b", self.source)
-        ]
+        options += [f"-D{n}={text}" for n, text in made.items() if n in self._own_macros and n not in without]
         folder = str(self.path.parent.absolute())
-        if _INCLUDE.search(self.source) and " " not in folder:  # drivers split options there, quoted or not
+        if includes_files(self.source) and " " not in folder:  # drivers split options there, quoted or not
             options.append(f"-I{folder}")
         for option in options:
             if any(character == "\0" or "\ud800" <= character <= "\udfff" for character in option):
                 raise ConfigError(f"options: got {option[:200]!r}, a text in UTF-8 without a null character is needed")
         return tuple(options)
+
+    def _program(self, dtype: str, pairing: Pairing) -> tuple[tuple[str, ...], ProgramFacts]:
+        """Return the options that the program for a storage type and pairing is built with, and its facts."""
+        options = self._options(dtype, pairing)
+        if options not in self._programs:
+            failed: BuildError | None = None
+            # T and REAL may be the file's own names, of a typedef or an argument.
+            for tried in dict.fromkeys((options, self._options(dtype, pairing, ("T", "REAL")))):
+                try:
+                    self._programs[options] = tried, self._facts(tried)
+                    break
+                except BuildError as error:
+                    failed = failed or error
+            else:
+                assert failed is not None
+                raise failed
+        return self._programs[options]
+
+    @cached_property
+    def _programs(self) -> dict[tuple[str, ...], tuple[tuple[str, ...], ProgramFacts]]:
+        return {}
+
+    def _facts(self, options: tuple[str, ...]) -> ProgramFacts:
+        if self.device is not None:
+            return build_facts(self.device, self.numbered_source, options, self._asked_macros)
+        return facts_of_program(self._usable(), self.numbered_source, options, self._asked_macros)
+
+    def _usable(self) -> list[DeviceInfo]:
+        """Return the devices that may read the file. Raises `DeviceError` if there is none."""
+        usable = [d for d in devices() if not d.simulator and d.health.status != "unhealthy"]
+        if self.selectors:
+            usable = []
+            for selector in self.selectors:
+                with suppress(DeviceError):  # a run says what is wrong with it
+                    usable.append(find_device(selector))
+        return usable or [find_device()]
+
+    @cached_property
+    def _asked_macros(self) -> tuple[str, ...]:
+        """Names in the contract's expressions that may be macros of the file."""
+        contract = self.contract
+        texts = [*contract.arguments.values(), *contract.local.values(), *contract.global_size, *contract.local_size]
+        texts += [test for test, _ in contract.requires]
+        names: set[str] = set()
+        for text in texts:
+            with suppress(ConfigError):  # raised where the expression is used
+                names |= {name for name in expression_of(text, str(self.path)).names if name.isascii()}
+        return tuple(sorted(names - {*MEANINGS, *contract.parameters, *contract.arguments}))
 
     @cached_property
     def chosen(self) -> dict[str, ParameterValue]:
@@ -197,9 +263,9 @@ class LabFile:
         return replace(self, options=(*kept, *(f"-D{name}={value}" for name, value in setting.items())))
 
     def signature(self, dtype: str = "f32", mode: str = "neox") -> KernelSignature:
-        """Return the kernel for a storage type and mode. Raises `ConfigError` where there is none."""
-        pairing: Pairing = "normal" if mode == "normal" else "neox"
-        found = {s.name: s for s in signatures(self.source, self.build_options(dtype, pairing))}
+        """Return the kernel for a storage type and mode. Raises `ConfigError` where there is none, `BuildError`."""
+        pairing = _PAIRINGS[mode]
+        found = {kernel.name: kernel for kernel in self._program(dtype, pairing)[1].kernels}
         if not found:
             raise ConfigError(f"kernel: {self.path} has no __kernel function")
         wanted = self.kernel or self.contract.function_name(dtype=dtype, pairing=pairing, ggml_kind=_GGML_KINDS[mode])
@@ -214,55 +280,78 @@ class LabFile:
             )
         return next(iter(found.values()))
 
-    def expression(self, argument: KernelArgument, signature: KernelSignature) -> Expression:
-        """Return what an argument means. Raises `ConfigError` with the signature that was found and what is known."""
-        contract = self.contract
-        text = contract.arguments.get(argument.name)
-        if text is None and contract.own_words and argument.name in MEANINGS:
-            text = argument.name
-        if text is None and argument.name in contract.parameters:
-            text = argument.name
-        if text is None:
-            known = [*contract.arguments, *(MEANINGS if contract.own_words else ())]
-            near = difflib.get_close_matches(argument.name, known, 3)
-            raise ConfigError(
-                f"kernel: argument {argument.name!r} means nothing in the contract {contract.name!r}\n"
-                f"  found:    {self.path.name}:{signature.line}: {signature}\n"
-                f"  known:    {', '.join(known)}\n"
-                f"  what to do: {'did you mean ' + ' or '.join(near) + '? Or ' if near else ''}"
-                f"a line `// lab: {argument.name} = EXPRESSION` in the file"
-            )
-        return expression_of(text, f"{self.path.name}: argument {argument.name}")
+    def _meaning(self, argument: KernelArgument) -> str | None:
+        """Return the expression of an argument; None for one that is unknown."""
+        contract, name = self.contract, argument.name
+        if argument.space == "local":
+            return contract.local.get(name)
+        if name in contract.arguments:
+            return contract.arguments[name]
+        return name if name in contract.parameters or (contract.own_words and name in MEANINGS) else None
 
-    def reads(self, dtype: str = "f32", mode: str = "neox") -> frozenset[str]:
-        """Return the meanings that the kernel for a storage type and mode reads; of any other where there is none."""
+    def _expression(self, argument: KernelArgument) -> Expression:
+        what = "local" if argument.space == "local" else "argument"
+        return expression_of(self._meaning(argument) or "", f"{self.path.name}: {what} {argument.name}")
+
+    def _found(self, signature: KernelSignature) -> str:
+        line = line_of(signature.name, self.source)
+        return f"  found:    {self.path.name}:{f'{line}:' if line else ''} {signature}"
+
+    def reads(self, mode: str = "neox", dtype: str = "") -> frozenset[str]:
+        """Return the meanings that the kernel for a mode and storage type reads.
+
+        Without a storage type those of the first one that the file says it can do. Where there is no such kernel, those
+        of another one. Raises `ConfigError` for arguments without a meaning.
+        """
         try:
-            signature = self.signature(dtype, mode)
+            signature = self.signature(dtype, mode) if dtype else self._first_signature(mode)
         except ConfigError:
-            signature = self._any_signature()
-        found = self._reads.get(signature)
-        return found if found is not None else self._reads.setdefault(signature, self._read_by(signature))
+            signature = self._first_signature()
+        reads = self._reads.get(signature)
+        return reads if reads is not None else self._reads.setdefault(signature, self._read_by(signature))
 
     @cached_property
     def _reads(self) -> dict[KernelSignature, frozenset[str]]:
         return {}
 
     def _read_by(self, signature: KernelSignature) -> frozenset[str]:
-        found: set[str] = set()
-        for argument in signature.arguments:
-            if argument.space != "local":
-                found |= self.expression(argument, signature).names
-        return frozenset(found)
+        unknown = [a for a in signature.arguments if self._meaning(a) is None]
+        if unknown:
+            contract = self.contract
+            known = [*contract.arguments, *(MEANINGS if contract.own_words else ())]
+            lines, s = suggested(signature, unknown, contract), "s" if len(unknown) > 1 else ""
+            raise ConfigError(
+                f"kernel: unknown argument{s} {', '.join(repr(a.name) for a in unknown)} (contract {contract.name!r})\n"
+                f"{self._found(signature)}\n"
+                f"  known:    {', '.join(known)}\n"
+                f"  what to do: add {'lines' if s else 'a line'} to the file that say{'' if s else 's'} what "
+                f"{'they are; check these guesses' if s else 'it is; check this guess'}:"
+                + "".join(f"\n    // lab: {line}" for line in lines)
+            )
+        return frozenset().union(*(self._expression(a).names for a in signature.arguments if a.space != "local"))
 
-    def _any_signature(self) -> KernelSignature:
+    def _first_signature(self, *modes: str) -> KernelSignature:
+        """Return the first kernel for modes, default any, and for a storage type that the file says it can do."""
         problem: ConfigError | None = None
-        for mode in ("neox", "normal", "mrope", "vision"):
-            try:
-                return self.signature("f32", mode)
-            except ConfigError as error:
-                problem = problem or error
-        assert problem is not None
-        raise problem
+        for dtype, mode in self._said:
+            if mode in modes or not modes:
+                try:
+                    return self.signature(dtype, mode)
+                except ConfigError as error:
+                    problem = problem or error
+        raise problem or ConfigError(f"kernel: {self.path} has no kernel for {', '.join(modes)}")
+
+    @cached_property
+    def _said(self) -> list[tuple[str, str]]:
+        """Storage types with modes that no line `requires` excludes; all if each is excluded."""
+        tests = [expression_of(test, f"{self.path.name}: requires") for test, _ in self.contract.requires]
+        pairs = list(itertools.product(ELEMENTS, ("neox", "normal", "mrope", "vision")))
+
+        def is_said(dtype: str, mode: str) -> bool:
+            values = {"dtype": dtype, "neox": int(mode != "normal"), "normal": int(mode == "normal")}
+            return all(test.value(values) for test in tests if test.names <= values.keys())
+
+        return [pair for pair in pairs if is_said(*pair)] or pairs
 
     @property
     def pairings(self) -> tuple[Pairing, ...]:
@@ -277,12 +366,13 @@ class LabFile:
 
     def check(self) -> KernelSignature:
         """Return the signature, checked as far as that needs no call. Raises `ConfigError`."""
-        signature, reads = self._any_signature(), self.reads()
-        where = f"  found:    {self.path.name}:{signature.line}: {signature}"
+        signature, reads = self._first_signature(), self.reads()
+        where = self._found(signature)
         if not ({"x", "y"} <= reads or "xy" in reads):
+            missing, example = ("x", "src") if "x" not in reads else ("y", "dst")
             raise ConfigError(
-                f"kernel: {signature.name} takes no {'x' if 'x' not in reads else 'y'}\n{where}\n"
-                f"  what to do: name its pointers x and y, or say what they are: `// lab: src = x`"
+                f"kernel: {signature.name} takes no {missing}\n{where}\n"
+                f"  what to do: name one of its pointers {missing}, or say which one it is: `// lab: {example} = {missing}`"
             )
         if not reads & {"cos_table", "positions"}:
             raise ConfigError(
@@ -307,13 +397,20 @@ class LabFile:
             return Unsupported(LabReason.NOT_EXPRESSIBLE, {"kernel": name, "file": self.path.name, "what": what})
 
         contract, batch = self.contract, problem.shape[0]
-        reads = self.reads(problem.dtype, config.mode)
-        own_rows = "row_stride" in reads or contract.shared_rows
+        macro, pairing = f"STORAGE_{problem.dtype.upper()}", problem.pairs.pairing or "neox"
+        if "T" in self._own_macros and problem.dtype not in _ARITHMETIC and macro not in self._words:
+            return unsupported(f"{problem.dtype}, whose bits T would hold (it does not read {macro})")
+        own_rows = "row_stride" in self.reads(config.mode) or contract.shared_rows
         repeats = batch if problem.row_stride == 0 and batch > 1 and not own_rows else 1
-        values = self._values(problem, config, repeats)
-        for test, reason in contract.requires:
-            if not expression_of(test, f"{self.path.name}: requires").value(values):
-                return unsupported(reason)
+        # What excludes the call without the program: it may not build for this storage type or pairing.
+        values = values_of(problem, config, repeats)
+        unmet = self._unmet(values)
+        if unmet is None:
+            values = self._with_names({**self._program(problem.dtype, pairing)[1].numbers, **values, **self.chosen})
+            unmet = self._unmet(values, every=True)
+        if unmet is not None:
+            return unsupported(unmet)
+        reads = self.reads(config.mode, problem.dtype)
         what = not_expressible(problem, values, reads, config.angles == "exact", self.pairings)
         if what:
             return unsupported(what)
@@ -324,23 +421,33 @@ class LabFile:
             if isinstance(made, str):
                 return unsupported(made)
             arguments.append(made)
-        sizes = [self._sizes(name, getattr(contract, name), values) for name in ("global_size", "local_size")]
-        options = self.build_options(problem.dtype, problem.pairs.pairing or "neox")
+        whole = self._sizes("global_size", contract.global_size, values)
+        group = self._sizes("local_size", contract.local_size, values) or signature.group[: len(whole)]
+        if not contract.local_size and any(size % part for size, part in zip(whole, group, strict=False)):
+            raise ConfigError(
+                f"{self.path.name}: global_size: got {whole} for this call, multiples of {group}, the work-group that "
+                f"{signature.name} requires, are needed"
+            )
         return LaunchSpec(
-            self.path.name, signature.name, options, sizes[0], sizes[1] or None, tuple(arguments),
-            self.numbered_source, repeats,
+            self.path.name, signature.name, self.build_options(problem.dtype, pairing), whole, group or None,
+            tuple(arguments), self.numbered_source, repeats,
         )  # fmt: skip
 
-    def _values(self, problem: Problem, config: RopeConfig, repeats: int) -> dict[str, Any]:
-        """Return what expressions may name: meanings, constants, numeric macros, and names of earlier lines."""
-        own = values_of(problem, config, repeats)
-        options = self.build_options(problem.dtype, problem.pairs.pairing or "neox")
-        values = {**numbers_of_macros(self.source, options), **own, **self.chosen}
+    def _with_names(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return values with those of arguments, which expressions of later lines may name."""
         for name, text in self.contract.arguments.items():
             expression = expression_of(text, f"{self.path.name}: {name}")
             if name not in values and expression.names <= values.keys():
                 values[name] = expression.value(values)
         return values
+
+    def _unmet(self, values: Mapping[str, Any], every: bool = False) -> str | None:
+        """Return what to say of the first requirement that is not met. every: also of those whose names are unknown."""
+        for test, reason in self.contract.requires:
+            expression = expression_of(test, f"{self.path.name}: requires")
+            if (every or expression.names <= values.keys()) and not expression.value(values):
+                return reason
+        return None
 
     def _sizes(self, name: str, texts: Sequence[str], values: dict[str, Any]) -> tuple[int, ...]:
         where = f"{self.path.name}: {name}"
@@ -355,20 +462,17 @@ class LabFile:
     ) -> tuple[str, Any] | str:  # fmt: skip
         """Return (name, value) for a launch, or what cannot be expressed."""
         name, kind = argument.name, argument.type
+        expression = self._expression(argument)
         if argument.space == "local":
-            text = self.contract.local.get(name)
-            if text is None:
-                raise self._wrong(argument, signature, "its bytes are not known", f"`// lab: local {name} = BYTES`")
-            size = expression_of(text, f"{self.path.name}: local {name}").whole(values, 1, _MOST_LOCAL_BYTES)
-            return name, LocalBytes(size)
-        value = self.expression(argument, signature).value(values)
+            return name, LocalBytes(expression.whole(values, 1, _MOST_LOCAL_BYTES))
+        value = expression.value(values)
         if isinstance(value, (BoundValue, ArrayValue)) and argument.pointer != self._is_memory(value):
             wanted = "a pointer" if self._is_memory(value) else "a number"
             raise self._wrong(argument, signature, f"its meaning is {wanted}", "another type, or another meaning")
         if isinstance(value, BoundValue):
             return self._bound(value, argument, problem, config, signature)
         if isinstance(value, ArrayValue):
-            if kind not in _SCALARS:
+            if kind not in SCALARS:
                 raise self._wrong(argument, signature, f"its type {kind!r} is not known", f"`-D{kind}=float`")
             held = _held(value.numbers, kind)
             if held is None:
@@ -380,7 +484,7 @@ class LabFile:
             if held is not None:
                 return name, ConstantBytes(held.tobytes(), False)
         else:
-            if argument.pointer or kind not in _SCALARS or isinstance(value, (tuple, str)):
+            if argument.pointer or kind not in SCALARS or isinstance(value, (tuple, str)):
                 raise self._wrong(argument, signature, f"{kind!r} cannot hold {value!r}", "a type such as int or float")
             held = _held(value, kind)
             if held is not None:
@@ -397,22 +501,19 @@ class LabFile:
     ) -> tuple[str, Any] | str:  # fmt: skip
         kind, name = argument.type, value.name
         if name == "positions":
-            if kind not in _SCALARS or np.dtype(_SCALARS[kind]).kind not in "iu":
+            if kind not in SCALARS or np.dtype(SCALARS[kind]).kind not in "iu":
                 raise self._wrong(argument, signature, f"positions are integers, not {kind!r}", "int or long")
-            return name, BoundRows(_SCALARS[kind], 4 if config.uses_sections else 1)
+            return name, BoundRows(SCALARS[kind], 4 if config.uses_sections else 1)
         if name.endswith("_offset"):
-            if kind not in _SCALARS or np.dtype(_SCALARS[kind]).kind not in "iu":
+            if kind not in SCALARS or np.dtype(SCALARS[kind]).kind not in "iu":
                 raise self._wrong(argument, signature, f"an offset is an integer, not {kind!r}", "int, long or ulong")
-            return name, BoundNumber(_SCALARS[kind], value.scale)
+            return name, BoundNumber(SCALARS[kind], value.scale)
         if name in ("cosine", "sine"):
             real = "double" if problem.dtype == "f64" else "float"
             if _LENGTH.sub("", kind) not in (real, *_ANYTHING):
                 return f"{problem.dtype}, for which tables are {real} (its {argument.name} is {kind})"
             return name, None
         if self.contract.checks_types:
-            macro = f"STORAGE_{problem.dtype.upper()}"
-            if "T" in self._words and problem.dtype not in _ARITHMETIC and macro not in self._words:
-                return f"{problem.dtype}, whose bits T would hold (it does not read {macro})"
             allowed = (ELEMENTS[problem.dtype], *_BITS[problem.dtype], *_ANYTHING)
             if _LENGTH.sub("", kind) not in allowed:
                 return f"{problem.dtype} (its {argument.name} is {kind})"
@@ -420,14 +521,13 @@ class LabFile:
 
     def _wrong(self, argument: KernelArgument, signature: KernelSignature, why: str, remedy: str) -> ConfigError:
         return ConfigError(
-            f"kernel: argument {str(argument)!r}: {why}\n  found:    {self.path.name}:{signature.line}: {signature}\n"
-            f"  what to do: {remedy}"
+            f"kernel: argument {str(argument)!r}: {why}\n{self._found(signature)}\n  what to do: {remedy}"
         )
 
 
 def _held(numbers: Any, kind: str) -> npt.NDArray[Any] | None:
     """Return numbers in a type of OpenCL C; None if it does not hold one: too large, or not whole for an integer."""
-    dtype, array = np.dtype(_SCALARS[kind]), np.asarray(numbers)
+    dtype, array = np.dtype(SCALARS[kind]), np.asarray(numbers)
     integral = dtype.kind in "iu"
     if integral:
         fits = (array >= np.iinfo(dtype).min) & (array <= np.iinfo(dtype).max)
@@ -445,8 +545,10 @@ def load_file(
     *,
     options: Sequence[str] = (),
     kernel: str = "",
+    selectors: Sequence[str] = (),
+    device: DeviceInfo | None = None,
 ) -> LabFile:
-    """Return a kernel file with its contract; see `load`."""
+    """Return a kernel file with its contract; see `load`, and `LabFile` for selectors and device."""
     where = path_argument("path", path)
     if not are_texts(options):
         raise ConfigError(f"options: got {options!r:.200}, a list or tuple of str is needed")
@@ -473,7 +575,7 @@ def load_file(
         where = own
     source = _read(where)
     made, named = with_directives(made, source, where)
-    return LabFile(where, source, made, tuple(options), kernel or named)
+    return LabFile(where, source, made, tuple(options), kernel or named, tuple(selectors), device)
 
 
 def load(
@@ -490,8 +592,9 @@ def load(
               the arguments. Lines `// lab: ...` in the kernel's file add to it (`docs/lab.md`).
     options:  compiler options. kernel: the function's name, where the file has several.
 
-    Nothing is built before the first call. Raises `ConfigError` if the file cannot be read, or if an argument has no
-    meaning: the message has the signature that was found, and what is known.
+    The file is built in a child process, which tells its arguments. Raises `ConfigError` if the file cannot be read, or
+    if arguments have no meaning: the message has the signature that was found, and what is known; `BuildError` if the
+    file does not build on any device, `DeviceError` if there is none or if each crashes.
     """
     file = load_file(path, contract, options=options, kernel=kernel)
     file.check()
@@ -500,7 +603,7 @@ def load(
 
 def _read(path: Path) -> str:
     try:
-        return read_bounded_text(path, _LARGEST_FILE)
+        return read_bounded_text(path, _LARGEST_FILE).removeprefix("\ufeff")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path}: cannot be read as a kernel file ({getattr(error, 'strerror', None) or error})"

@@ -44,7 +44,7 @@ def _work(data: dict[str, Any], write: Write) -> dict[str, Any]:
     job = msgspec.convert(data, LabJob)
     write(stage="looking for the device")
     device = find_device(job)
-    file = load_file(job.path, job.contract, options=job.options, kernel=job.kernel)
+    file = load_file(job.path, job.contract, options=job.options, kernel=job.kernel, device=device)
     kernel = file.kernel_object()
     failed: dict[tuple[str, int], LabOutcome] = {}
     for suite, line, number in job.cases:
@@ -67,8 +67,8 @@ def _work(data: dict[str, Any], write: Write) -> dict[str, Any]:
 
 
 def _build_failed(error: BuildError, dtype: str, device: DeviceInfo) -> LabOutcome:
-    if dtype == "f16" and "cl_khr_fp16" in error.log and "cl_khr_fp16" not in device.cl_device.extensions.split():
-        what = "f16 on this device: it has no cl_khr_fp16 (vload_half and vstore_half work everywhere)"
+    if "cl_khr_fp16" in error.log and "cl_khr_fp16" not in device.cl_device.extensions.split():
+        what = f"{dtype} on this device: it has no cl_khr_fp16 (vload_half and vstore_half work everywhere)"
         return LabOutcome("not expressible", detail=what)
     lines = [line for line in error.log.splitlines() if not line.startswith("clBuildProgram failed")]
     options = " ".join(error.options) or "none"

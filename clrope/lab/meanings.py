@@ -61,6 +61,11 @@ MEANINGS: dict[str, str] = {
     "config_n_dims": "n_dims of the configuration; half of the rotated elements in mode vision",
 }  # fmt: skip
 
+#: Those that an argument takes as a pointer.
+POINTERS = frozenset(
+    ("x", "y", "xy", "cos_table", "sin_table", "positions", "row_numbers", "freq_factors", "omega", "step")
+)
+
 
 def values_of(problem: Problem, config: RopeConfig, repeats: int) -> dict[str, Any]:
     """Return the value of each name in `MEANINGS` for a problem; config has n_dims set.

@@ -1,117 +1,246 @@
-"""The kernels of an OpenCL C text and their arguments, read without a compiler.
+"""The kernels of a program with their arguments, as a device's compiler tells them.
 
-Comments are removed, and object-like macros (of the text and of `-D` options) are replaced in the arguments' types.
+A build may crash a driver or never end, so `facts_of_program` builds in a child process; `build_facts` builds here.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import struct
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError
+import msgspec
+import numpy as np
 
-# Each takes time by the length of a text, whatever it is: a comment that does not end goes up to the end.
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
-_DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)(?:[ \t]+([\w*]+(?:[ \t]+[\w*]+)*))?[ \t\r]*$", re.MULTILINE)
-_ATTRIBUTE = re.compile(r"__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)")
-_KERNEL = re.compile(r"\b(?:__kernel|kernel)\s+(?:void\s+)?(?:__kernel\s+)?(?:void\s+)?(\w+)\s*\(([^()]*)\)")
-_SPACES = {"global": "global", "__global": "global", "local": "local", "__local": "local",
-           "constant": "constant", "__constant": "constant"}  # fmt: skip
-_WORDS_DROPPED = {"const", "restrict", "__restrict", "volatile", "private", "__private", "struct",
-                  "__read_only", "__write_only", "read_only", "write_only"}  # fmt: skip
-_NAMES = {"unsigned": "uint", "signed": "int", "signed int": "int", "unsigned int": "uint", "unsigned char": "uchar",
-          "signed char": "char", "unsigned short": "ushort", "unsigned long": "ulong", "long int": "long",
-          "long long": "long", "unsigned long long": "ulong", "uint32_t": "uint", "int32_t": "int"}  # fmt: skip
+from ..device import DeviceInfo, child, devices
+from ..errors import BuildError, DeviceError
+from ..kernels.build import build
+from ..kernels.launch import make_kernel
+from ..kernels.binaries import includes_files
+from ..runtime import runtime_for
+
+if TYPE_CHECKING:
+    import pyopencl
+
+#: The types of numbers in OpenCL C, as NumPy has them.
+SCALARS = {
+    "char": "int8", "uchar": "uint8", "short": "int16", "ushort": "uint16", "int": "int32", "uint": "uint32",
+    "long": "int64", "ulong": "uint64", "float": "float32", "double": "float64", "half": "float16",
+}  # fmt: skip
+_LENGTHS = (2, 3, 4, 8, 16)
+_BUILT_IN = [f"{scalar}{length}" for scalar in SCALARS for length in ("", *_LENGTHS)]
+#: 1.25 in the types with fractions, the longest first.
+_FRACTIONS = {name: struct.pack(form, 1.25) for name, form in (("double", "<d"), ("float", "<f"), ("half", "<e"))}
+_INTEGERS = {1: "char", 2: "short", 4: "int", 8: "long"}
+_FUNCTION = "clrope_lab_numbers"
+#: Stores whether a macro is a whole number, and the number.
+_NUMBER = """#ifdef NAME
+to[0] = (NAME) == (long)(NAME);
+to[1] = (long)(NAME);
+#endif"""
+#: Stores the place of a type in `_BUILT_IN`, from 1. By pointers: a device without the type half knows those.
+_SAME = "\n".join(
+    f"#if {'defined(cl_khr_fp64)' if 'double' in name else 'defined(cl_khr_fp16)' if 'half' in name[:-1] else '1'}\n"
+    f"if (__builtin_types_compatible_p(NAME *, {name} *)) to[0] = {place};\n#endif"
+    for place, name in enumerate(_BUILT_IN, 1)
+)
+#: Stores the size of a type, its first bytes if its first number is 1.25, and how many bytes -1 sets.
+_FIRST = """const NAME fraction = {1.25f}, ones = {-1};
+const uchar *first = (const uchar *)&fraction, *set = (const uchar *)&ones;
+to[0] = sizeof(NAME);
+for (uint k = 0; k < 8 && k < sizeof(NAME); k++) to[1] |= (long)first[k] << 8 * k;
+while (to[2] < 8 && to[2] < sizeof(NAME) && set[to[2]] == 255) to[2]++;"""
 
 
-@dataclass(frozen=True)
-class KernelArgument:
-    """One argument: name, type without address space and qualifiers, and for pointers the space."""
+class KernelArgument(msgspec.Struct, frozen=True):
+    """One argument of a kernel.
+
+    type: without qualifiers and the star of a pointer. Typedefs, enumerations and structs are resolved to the type of
+    OpenCL C that they consist of, such as float or int4, where there is one. written: the type as the file has it.
+    space: 'global', 'constant' or 'local' for pointers, otherwise ''.
+    """
 
     name: str
     type: str
     pointer: bool
-    space: str = ""
+    space: str
+    written: str
 
     def __str__(self) -> str:
-        star = " *" if self.pointer else " "
-        return f"{self.space + ' ' if self.space else ''}{self.type}{star}{self.name}"
+        return f"{self.space} {self.written} *{self.name}" if self.pointer else f"{self.written} {self.name}"
 
 
-@dataclass(frozen=True)
-class KernelSignature:
-    """A kernel function, its arguments in order, and the line that it begins in."""
+class KernelSignature(msgspec.Struct, frozen=True):
+    """A kernel function and its arguments in order. group: the size of work-group that it requires, () for any."""
 
     name: str
     arguments: tuple[KernelArgument, ...]
-    line: int
+    group: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(map(str, self.arguments))})"
 
 
-def without_comments(source: str) -> str:
-    """Return the text with every comment replaced by blanks, so that lines keep their numbers."""
-    return _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), source)
+class ProgramFacts(msgspec.Struct, frozen=True):
+    """The kernels of a program, and those of the macros asked for that are whole numbers."""
+
+    kernels: tuple[KernelSignature, ...]
+    numbers: dict[str, int]
 
 
-def macros(source: str, options: Iterable[str]) -> dict[str, str]:
-    """Return the object-like macros of a text and of `-D` options that stand for words, such as types."""
-    found: dict[str, str] = dict(_DEFINE.findall(without_comments(source)))
-    for option in options:
-        if option.startswith("-D"):
-            name, _, words = option[2:].partition("=")
-            found[name] = words.strip()
-    return found
+class _Job(msgspec.Struct, frozen=True):
+    """What a child has to do."""
+
+    device: str  # its key
+    source: str
+    options: tuple[str, ...]
+    macros: tuple[str, ...]
 
 
-def numbers_of_macros(source: str, options: Iterable[str]) -> dict[str, int]:
-    """Return the macros that are decimal numbers; an option comes before the text's own `#define`."""
-    return {
-        name: int(words) for name, words in macros(source, options).items() if words.isdecimal() and len(words) < 20
-    }
+def facts_of_program(
+    usable: Sequence[DeviceInfo], source: str, options: tuple[str, ...], macros: tuple[str, ...] = ()
+) -> ProgramFacts:
+    """Return the facts of a program from the first device that builds it, in a child process.
+
+    Raises `BuildError` of the first device, or `DeviceError` if no device gave an answer.
+    """
+    read = _in_child.__wrapped__ if includes_files(source) else _in_child  # what is included may have changed
+    failed: BuildError | None = None
+    reasons = []
+    for device in usable:
+        try:
+            return read(device, source, options, macros)
+        except BuildError as error:
+            failed = failed or error
+        except DeviceError as error:
+            reasons.append(str(error))
+    raise failed or DeviceError(f"kernel: its arguments cannot be read: {'; '.join(reasons)}")
 
 
 @lru_cache(maxsize=64)
-def signatures(source: str, options: tuple[str, ...] = ()) -> tuple[KernelSignature, ...]:
-    """Return the kernels of a text in order.
+def _in_child(device: DeviceInfo, source: str, options: tuple[str, ...], macros: tuple[str, ...]) -> ProgramFacts:
+    job = _Job(device.key, source, options, macros)
+    result = child.run(msgspec.to_builtins(job), module=__name__)
+    if result.outcome == "unavailable":
+        return build_facts(device, source, options, macros)
+    if result.outcome != "ok":
+        raise DeviceError(f"{device.name}: {result.reason}")
+    if "failed" in result.answer:
+        raise BuildError(*result.answer["failed"])
+    return msgspec.convert(result.answer, ProgramFacts)
 
-    Raises `ConfigError` for a kernel that is defined twice with other arguments, and for arguments that cannot be read.
+
+def main() -> None:
+    """Do one job in this process, which the driver may end."""
+    child.serve(_work)
+
+
+def _work(data: dict[str, Any], write: child.Write) -> dict[str, Any]:
+    job = msgspec.convert(data, _Job)
+    write(stage="looking for the device")
+    device = next((d for d in devices() if d.key == job.device), None)
+    if device is None:
+        raise DeviceError(f"device {job.device!r} is not there in a fresh process")
+    write(stage="building the program")
+    try:
+        facts = build_facts(device, job.source, job.options, job.macros)
+    except BuildError as error:
+        return {"failed": [error.device, error.options, error.log, error.source_path]}
+    answer: dict[str, Any] = msgspec.to_builtins(facts)
+    return answer
+
+
+def build_facts(
+    device: DeviceInfo, source: str, options: Sequence[str], macros: Sequence[str] = ()
+) -> ProgramFacts:
+    """Build a program on a device in this process, and return its facts. Raises `BuildError`, `DeviceError`.
+
+    macros: names to look up. Those that are no macros, or no whole numbers, are left out.
     """
-    known = macros(source, options)
-    text = _ATTRIBUTE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), without_comments(source))
-    found: dict[str, KernelSignature] = {}
-    line, counted = 1, 0
-    for match in _KERNEL.finditer(text):
-        line, counted = line + text.count("\n", counted, match.start()), match.start()
-        inside = match[2].strip()
-        listed = [] if inside in ("", "void") else inside.split(",")
-        made = KernelSignature(match[1], tuple(_argument(part, known, match[1], line) for part in listed), line)
-        before = found.get(made.name)
-        if before is not None and before.arguments != made.arguments:
-            raise ConfigError(
-                f"kernel: {made.name} is defined in lines {before.line} and {line} with different arguments; "
-                "leave one, or choose by a macro of a kernel's own name"
-            )
-        found[made.name] = made
-    return tuple(found.values())
+    import pyopencl as cl
+
+    runtime = runtime_for(device)
+    program = build(runtime.context, runtime.cl_device, source, [*options, "-cl-kernel-arg-info"])
+    names = [name for name in program.get_info(cl.program_info.KERNEL_NAMES).split(";") if name]
+    try:
+        kernels = [_signature(make_kernel(program, name), name, runtime.cl_device) for name in names]
+    except cl.Error as error:
+        raise DeviceError(f"{device.name} does not tell the arguments of kernels: {error}") from error
+    evaluate = _Evaluator(device, source, options)
+    written = {argument.written for kernel in kernels for argument in kernel.arguments}
+    types = _resolved(sorted(written - {*_BUILT_IN, "void"}), evaluate)
+    replace = msgspec.structs.replace
+    kernels = [
+        replace(k, arguments=tuple(replace(a, type=types.get(a.written, a.written)) for a in k.arguments))
+        for k in kernels
+    ]
+    values = evaluate(macros, _NUMBER)
+    return ProgramFacts(tuple(kernels), {name: number for name, (whole, number, _) in values.items() if whole})
 
 
-def _argument(text: str, known: Mapping[str, str], kernel: str, line: int) -> KernelArgument:
-    words = re.findall(r"\w+|\*|\S", text)
-    replaced: list[str] = []
-    for word in words[:-1]:
-        for _ in range(8):  # a macro may stand for another one
-            if word not in known:
-                break
-            word = known[word]
-        replaced += re.findall(r"\w+|\*|\S", word)
-    name = words[-1] if words else ""
-    if not re.fullmatch(r"[A-Za-z_]\w*", name) or not replaced or any(not re.fullmatch(r"\w+|\*", w) for w in replaced):
-        raise ConfigError(f"kernel: argument {text.strip()!r} of {kernel} (line {line}) cannot be read")
-    space = next((_SPACES[word] for word in replaced if word in _SPACES), "")
-    kept = [word for word in replaced if word not in _SPACES and word not in _WORDS_DROPPED and word != "*"]
-    kind = " ".join(kept)
-    return KernelArgument(name, _NAMES.get(kind, kind), "*" in replaced, space)
+def _signature(kernel: pyopencl.Kernel, function: str, device: pyopencl.Device) -> KernelSignature:
+    import pyopencl as cl
+
+    info, spaces = cl.kernel_arg_info, cl.kernel_arg_address_qualifier
+    words = {spaces.GLOBAL: "global", spaces.CONSTANT: "constant", spaces.LOCAL: "local"}
+    arguments = []
+    for index in range(kernel.num_args):
+        name = kernel.get_arg_info(index, info.NAME)
+        kind = kernel.get_arg_info(index, info.TYPE_NAME).strip()
+        space = words.get(kernel.get_arg_info(index, info.ADDRESS_QUALIFIER), "")
+        written = kind.removesuffix("*").strip()
+        arguments.append(KernelArgument(name, written, kind.endswith("*"), space, written))
+    group = kernel.get_work_group_info(cl.kernel_work_group_info.COMPILE_WORK_GROUP_SIZE, device)
+    return KernelSignature(function, tuple(arguments), tuple(map(int, group)) if all(group) else ())
+
+
+class _Evaluator:
+    """Asks a program's compiler about names, by a kernel of one work-item behind the program's text."""
+
+    def __init__(self, device: DeviceInfo, source: str, options: Sequence[str]) -> None:
+        self._runtime, self._source, self._options = runtime_for(device), source, options
+
+    def __call__(self, names: Sequence[str], statements: str) -> dict[str, list[int]]:
+        """Return the three numbers that statements store for each name, `NAME` in them, from `to` on.
+
+        A name for which they do not compile is left out.
+        """
+        if not names:
+            return {}
+        try:
+            values = self._run([statements.replace("NAME", name) for name in names])
+        except BuildError:
+            if len(names) == 1:
+                return {}
+            return {name: numbers for one in names for name, numbers in self([one], statements).items()}
+        return dict(zip(names, values, strict=True))
+
+    def _run(self, blocks: Sequence[str]) -> list[list[int]]:
+        import pyopencl as cl
+
+        body = "\n".join(f"{{\n{block}\n}}\nto += 3;" for block in blocks)
+        text = f"{self._source}\n\n__kernel void {_FUNCTION}(__global long *to) {{\n{body}\n}}\n"
+        context, queue = self._runtime.context, self._runtime.queue
+        kernel = make_kernel(build(context, self._runtime.cl_device, text, self._options), _FUNCTION)
+        values = np.zeros((len(blocks), 3), np.int64)
+        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+        buffer = cl.Buffer(context, flags, hostbuf=values)
+        kernel.set_arg(0, buffer)
+        cl.enqueue_nd_range_kernel(queue, kernel, (1,), None)
+        cl.enqueue_copy(queue, values, buffer)
+        return [[int(number) for number in row] for row in values]
+
+
+def _resolved(names: Sequence[str], evaluate: _Evaluator) -> dict[str, str]:
+    """Return what typedefs, enumerations and structs consist of; names for which that is unknown are left out."""
+    types = {name: _BUILT_IN[number[0] - 1] for name, number in evaluate(names, _SAME).items() if number[0]}
+    for name, (size, first, ones) in evaluate([n for n in names if n not in types], _FIRST).items():
+        data = first.to_bytes(8, "little", signed=True)
+        again = data.find(1, 1)  # each number of a vector is set to 1
+        integer = _INTEGERS.get(again if 0 < again < ones else ones, "")
+        kind = next((kind for kind, begin in _FRACTIONS.items() if data.startswith(begin)), integer)
+        if kind:
+            count = size // np.dtype(SCALARS[kind]).itemsize
+            types[name] = f"{kind}{count}" if count in _LENGTHS else kind
+    return types
