@@ -372,7 +372,8 @@ class LabFile:
             missing, example = ("x", "src") if "x" not in reads else ("y", "dst")
             raise ConfigError(
                 f"kernel: {signature.name} takes no {missing}\n{where}\n"
-                f"  what to do: name one of its pointers {missing}, or say which one it is: `// lab: {example} = {missing}`"
+                f"  what to do: name one of its pointers {missing}, or say which one it is: "
+                f"`// lab: {example} = {missing}`"
             )
         if not reads & {"cos_table", "positions"}:
             raise ConfigError(

@@ -15,9 +15,9 @@ import numpy as np
 
 from ..device import DeviceInfo, child, devices
 from ..errors import BuildError, DeviceError
+from ..kernels.binaries import includes_files
 from ..kernels.build import build
 from ..kernels.launch import make_kernel
-from ..kernels.binaries import includes_files
 from ..runtime import runtime_for
 
 if TYPE_CHECKING:
@@ -151,9 +151,7 @@ def _work(data: dict[str, Any], write: child.Write) -> dict[str, Any]:
     return answer
 
 
-def build_facts(
-    device: DeviceInfo, source: str, options: Sequence[str], macros: Sequence[str] = ()
-) -> ProgramFacts:
+def build_facts(device: DeviceInfo, source: str, options: Sequence[str], macros: Sequence[str] = ()) -> ProgramFacts:
     """Build a program on a device in this process, and return its facts. Raises `BuildError`, `DeviceError`.
 
     macros: names to look up. Those that are no macros, or no whole numbers, are left out.

@@ -104,8 +104,10 @@ def test_a_silence_before_the_first_case(
         patience.append(silence)
         return answers.pop(0)
 
+    path = write(tmp_path, TABLES)
+    load(path)  # in a child, too, which is not started again for the same text
     monkeypatch.setattr(child, "run", answer)
-    report = run(write(tmp_path, TABLES), device, silence=6.0)
+    report = run(path, device, silence=6.0)
     assert patience[0] == 6
     assert patience[1] > 30
     if silences == 1:
