@@ -319,9 +319,9 @@ def _own_kernels(
     from ..lab.lab_bench import bench_kernels, names_of
     from ..lab.lab_kernel import load_file
 
-    loaded = [load_file(name) for name in names]
+    loaded = [load_file(name, selectors=[d.index for d in devices]) for name in names]
     for file in loaded:
-        file.check()
+        file.check_before_run()
     selectors = [d.index for d in devices]
     for tried in bench_kernels(
         loaded, [None] * len(loaded), selectors, workloads=workloads, rounds=1, seed=seed, tiny=True

@@ -24,7 +24,7 @@ def bench_files(
     from ..lab.lab_bench import SCHEMA, USUAL_WORKLOADS, bench_kernels
 
     for file in files:
-        file.check()
+        file.check_before_run()
     seed = time.time_ns() % (1 << 32) if seed is None else seed
     with progress_bar(quiet, drawn_by_thread=False) as bar:
         task = bar.add_task("", total=None)

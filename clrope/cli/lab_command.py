@@ -156,7 +156,7 @@ def check_kernel(
     if bench:
         from .lab_bench_command import bench_files
 
-        others = [lab_kernel.load_file(other) for other in against or []]
+        others = [lab_kernel.load_file(other, selectors=device or []) for other in against or []]
         contracts = [contract, *(None for _ in others)]
         measured = [load_it(), *others]
         bench_files(measured, contracts, device or [], workload, rounds or _ROUNDS, seed, seconds, json_file, quiet)

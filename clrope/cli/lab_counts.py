@@ -19,7 +19,7 @@ def count_traffic(
     """Count, print or write; exit code 1 for a wrong result, 2 if nothing was counted."""
     from ..lab.counters import SCHEMA, count
 
-    signature = file.check()
+    function = file.check_before_run().partition("(")[0]
     with progress_bar(quiet) as bar:
         task = bar.add_task("Oclgrind", visible=True)
 
@@ -30,12 +30,12 @@ def count_traffic(
         report = count(file, contract, call, seed=seed, done=done)
     if json_file is not None:
         data = {
-            "schema": SCHEMA, "file": str(file.path), "kernel": signature.name, "ok": report.ok,
+            "schema": SCHEMA, "file": str(file.path), "kernel": function, "ok": report.ok,
             "calls": [c.to_dict() for c in report.calls], "not_expressible": report.not_expressible,
         }  # fmt: skip
         write_text(json_file, json.dumps(data, indent=1, allow_nan=False) + "\n")
     if json_file != "-":
-        print_line(f"{file.path}: {signature.name} in Oclgrind")
+        print_line(f"{file.path}: {function or 'a kernel'} in Oclgrind")
         for counted in report.calls:
             _print(counted)
         if not report.calls:

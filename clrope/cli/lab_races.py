@@ -19,7 +19,7 @@ def find_races(
     """Simulate, print or write what was found; exit code 1 for findings or wrong results, 2 if nothing was run."""
     from ..lab.simulator import simulate
 
-    signature = file.check()
+    function = file.check_before_run().partition("(")[0] or "a kernel"
     with progress_bar(quiet) as bar:
         task = bar.add_task("Oclgrind", visible=True)
 
@@ -37,7 +37,7 @@ def find_races(
         }  # fmt: skip
         write_text(json_file, json.dumps(data, indent=1) + "\n")
     if json_file != "-":
-        print_line(f"{file.path}: {report.ran} cases of {signature.name} in Oclgrind")
+        print_line(f"{file.path}: {report.ran} cases of {function} in Oclgrind")
         for finding in report.findings:
             print(f"  {'waived: ' if finding.waived else ''}{finding}")
         for case, o in wrong[:3]:

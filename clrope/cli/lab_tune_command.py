@@ -23,8 +23,8 @@ def tune_kernel(
     from ..lab.lab_kernel import load_file
     from ..lab.lab_tune import SCHEMA, tune_file
 
-    file = load_file(path, contract)
-    file.check()
+    file = load_file(path, contract, selectors=devices)
+    file.check_before_run()
     if not file.contract.parameters:
         raise ConfigError(
             f"--kernel: {path} has no tunable parameter; add a line `// lab: tune WIDTH = 4, 8` for a macro WIDTH"

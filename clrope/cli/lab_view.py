@@ -33,7 +33,8 @@ class LabView:
         """Say what will be run."""
         if not (self._quiet or self._silent):
             print_line(f"{run.file.path}: contract {run.file.contract.name}")
-            print_line(f"  {run.signature}")
+            if run.signature:
+                print_line(f"  {run.signature}")
             print(f"seed {run.seed}; suites: {', '.join(run.suites)}; {len(run.cases)} cases", flush=True)
 
     def start(self, target: Target, cases: int) -> None:

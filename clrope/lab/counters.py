@@ -123,7 +123,7 @@ def count(
     if call:
         parse_case(call)
     library = oclgrind.find_library()
-    file.check()
+    file.check_before_run()
     job = LabJob(str(file.path), contract, file.kernel, list(file.options), "", 0, True, seed, [])
     env = {**oclgrind.environment(library), "OCLGRIND_INST_COUNTS": "1"}
     lines: Sequence[str] = (call,) if call else USUAL_CALLS

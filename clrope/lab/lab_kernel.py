@@ -212,13 +212,12 @@ class LabFile:
 
     def _usable(self) -> list[DeviceInfo]:
         """Return the devices that may read the file. Raises `DeviceError` if there is none."""
-        usable = [d for d in devices() if not d.simulator and d.health.status != "unhealthy"]
-        if self.selectors:
-            usable = []
-            for selector in self.selectors:
-                with suppress(DeviceError):  # a run says what is wrong with it
-                    usable.append(find_device(selector))
-        return usable or [find_device()]
+        usable: list[DeviceInfo] = []
+        for selector in self.selectors:
+            with suppress(DeviceError):  # a run says what is wrong with it
+                usable.append(find_device(selector))
+        healthy = [d for d in devices() if not d.simulator and d.health.status != "unhealthy"]
+        return usable or list(dict.fromkeys([find_device(), *healthy]))
 
     @cached_property
     def _asked_macros(self) -> tuple[str, ...]:
@@ -319,13 +318,11 @@ class LabFile:
         if unknown:
             contract = self.contract
             known = [*contract.arguments, *(MEANINGS if contract.own_words else ())]
-            lines, s = suggested(signature, unknown, contract), "s" if len(unknown) > 1 else ""
+            names, lines = ", ".join(repr(a.name) for a in unknown), suggested(signature, unknown, contract)
             raise ConfigError(
-                f"kernel: unknown argument{s} {', '.join(repr(a.name) for a in unknown)} (contract {contract.name!r})\n"
-                f"{self._found(signature)}\n"
-                f"  known:    {', '.join(known)}\n"
-                f"  what to do: add {'lines' if s else 'a line'} to the file that say{'' if s else 's'} what "
-                f"{'they are; check these guesses' if s else 'it is; check this guess'}:"
+                f"kernel: unknown argument{'s' if len(unknown) > 1 else ''} {names} (contract {contract.name!r})\n"
+                f"{self._found(signature)}\n  known:    {', '.join(known)}\n"
+                "  what to do: add to the file, with the right meanings:"
                 + "".join(f"\n    // lab: {line}" for line in lines)
             )
         return frozenset().union(*(self._expression(a).names for a in signature.arguments if a.space != "local"))
@@ -345,7 +342,7 @@ class LabFile:
     def _said(self) -> list[tuple[str, str]]:
         """Storage types with modes that no line `requires` excludes; all if each is excluded."""
         tests = [expression_of(test, f"{self.path.name}: requires") for test, _ in self.contract.requires]
-        pairs = list(itertools.product(ELEMENTS, ("neox", "normal", "mrope", "vision")))
+        pairs = list(itertools.product(ELEMENTS, _PAIRINGS))
 
         def is_said(dtype: str, mode: str) -> bool:
             values = {"dtype": dtype, "neox": int(mode != "normal"), "normal": int(mode == "normal")}
@@ -365,7 +362,7 @@ class LabFile:
         return ()
 
     def check(self) -> KernelSignature:
-        """Return the signature, checked as far as that needs no call. Raises `ConfigError`."""
+        """Return the signature, checked as far as that needs no call. Raises as `load`."""
         signature, reads = self._first_signature(), self.reads()
         where = self._found(signature)
         if not ({"x", "y"} <= reads or "xy" in reads):
@@ -387,6 +384,13 @@ class LabFile:
                 "`// lab: requires neox` (or `normal`)"
             )
         return signature
+
+    def check_before_run(self) -> str:
+        """Return the signature of the checked file, '' if no device builds it: each run says that of its own device."""
+        try:
+            return str(self.check())
+        except (BuildError, DeviceError):
+            return ""
 
     # -- one launch ---------------------------------------------------------------------------------------------------
 

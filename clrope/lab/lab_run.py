@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ..device import child
-from ..errors import BuildError, ConfigError, DeviceError
+from ..errors import ConfigError
 from ..suite.conformance import Target, targets
 from ..suite.registry import cases_of, chosen_suites
 from ..suite.rope_trial import CaseLine
@@ -140,10 +140,7 @@ class LabRun:
         done: Callable[[Target, LabResult], None] = lambda target, result: None,
     ) -> None:
         self.file, self._contract = file, contract
-        try:
-            self.signature = str(file.check())
-        except (BuildError, DeviceError):  # each device's own verdict says it
-            self.signature = "its arguments are unknown, because it does not build"
+        self.signature = file.check_before_run()
         chosen = chosen_suites(suites)
         self.suites = [s.name for s in chosen]
         lines = [(s.name, str(c.case)) for s in chosen for c in cases_of(s, text) if isinstance(c, CaseLine)]

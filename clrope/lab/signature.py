@@ -160,7 +160,7 @@ def build_facts(device: DeviceInfo, source: str, options: Sequence[str], macros:
 
     runtime = runtime_for(device)
     program = build(runtime.context, runtime.cl_device, source, [*options, "-cl-kernel-arg-info"])
-    names = [name for name in program.get_info(cl.program_info.KERNEL_NAMES).split(";") if name]
+    names = [name for name in str(program.get_info(cl.program_info.KERNEL_NAMES)).split(";") if name]
     try:
         kernels = [_signature(make_kernel(program, name), name, runtime.cl_device) for name in names]
     except cl.Error as error:
@@ -180,12 +180,13 @@ def build_facts(device: DeviceInfo, source: str, options: Sequence[str], macros:
 def _signature(kernel: pyopencl.Kernel, function: str, device: pyopencl.Device) -> KernelSignature:
     import pyopencl as cl
 
-    info, spaces = cl.kernel_arg_info, cl.kernel_arg_address_qualifier
-    words = {spaces.GLOBAL: "global", spaces.CONSTANT: "constant", spaces.LOCAL: "local"}
+    info: Any = cl.kernel_arg_info
+    spaces = cl.kernel_arg_address_qualifier
+    words: dict[Any, str] = {spaces.GLOBAL: "global", spaces.CONSTANT: "constant", spaces.LOCAL: "local"}
     arguments = []
     for index in range(kernel.num_args):
-        name = kernel.get_arg_info(index, info.NAME)
-        kind = kernel.get_arg_info(index, info.TYPE_NAME).strip()
+        name = str(kernel.get_arg_info(index, info.NAME))
+        kind = str(kernel.get_arg_info(index, info.TYPE_NAME)).strip()
         space = words.get(kernel.get_arg_info(index, info.ADDRESS_QUALIFIER), "")
         written = kind.removesuffix("*").strip()
         arguments.append(KernelArgument(name, written, kind.endswith("*"), space, written))

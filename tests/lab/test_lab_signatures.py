@@ -147,7 +147,7 @@ def test_all_unknown_arguments_are_named_at_once(tmp_path: Path) -> None:
     assert first == f"kernel: unknown arguments {', '.join(map(repr, names))} (contract 'clrope')"
     assert found.startswith("  found:    mine.cl:2: turn(global float *in, ")
     assert known.startswith("  known:    x, y, ")
-    assert "add lines to the file" in do
+    assert do == "  what to do: add to the file, with the right meanings:"
     meanings = ["x", "y", "cos_table", "sin_table", "row_numbers", "head_dim", "heads", "EXPRESSION", "BYTES"]
     want = [f"// lab: {'local ' if n == 'kept' else ''}{n} = {m}" for n, m in zip(names, meanings, strict=False)]
     assert [line.strip() for line in lines][:-1] == want

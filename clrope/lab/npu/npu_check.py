@@ -121,8 +121,8 @@ def check(
     as endless. doing: told which device comes next. Raises `ConfigError` for a call or file that cannot be used.
     """
     parse_case(call)
-    file.check()
     file = for_machine(file, machine)
+    file.check_before_run()
     seed = secrets.randbits(32) if seed is None else seed
     reports = []
     for target in targets(selectors):
