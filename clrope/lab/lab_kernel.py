@@ -318,12 +318,12 @@ class LabFile:
         if unknown:
             contract = self.contract
             known = [*contract.arguments, *(MEANINGS if contract.own_words else ())]
-            names, lines = ", ".join(repr(a.name) for a in unknown), suggested(signature, unknown, contract)
+            names = ", ".join(repr(a.name) for a in unknown)
+            lines = "".join(f"\n    // lab: {line}" for line in suggested(signature, unknown, contract))
             raise ConfigError(
                 f"kernel: unknown argument{'s' if len(unknown) > 1 else ''} {names} (contract {contract.name!r})\n"
                 f"{self._found(signature)}\n  known:    {', '.join(known)}\n"
-                "  what to do: add to the file, with the right meanings:"
-                + "".join(f"\n    // lab: {line}" for line in lines)
+                f"  what to do: add to the file, with the right meanings:{lines}"
             )
         return frozenset().union(*(self._expression(a).names for a in signature.arguments if a.space != "local"))
 

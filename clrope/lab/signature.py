@@ -89,7 +89,7 @@ class ProgramFacts(msgspec.Struct, frozen=True):
     numbers: dict[str, int]
 
 
-class _Job(msgspec.Struct, frozen=True):
+class SignatureJob(msgspec.Struct, frozen=True):
     """What a child has to do."""
 
     device: str  # its key
@@ -120,7 +120,7 @@ def facts_of_program(
 
 @lru_cache(maxsize=64)
 def _in_child(device: DeviceInfo, source: str, options: tuple[str, ...], macros: tuple[str, ...]) -> ProgramFacts:
-    job = _Job(device.key, source, options, macros)
+    job = SignatureJob(device.key, source, options, macros)
     result = child.run(msgspec.to_builtins(job), module=__name__)
     if result.outcome == "unavailable":
         return build_facts(device, source, options, macros)
@@ -137,7 +137,7 @@ def main() -> None:
 
 
 def _work(data: dict[str, Any], write: child.Write) -> dict[str, Any]:
-    job = msgspec.convert(data, _Job)
+    job = msgspec.convert(data, SignatureJob)
     write(stage="looking for the device")
     device = next((d for d in devices() if d.key == job.device), None)
     if device is None:
