@@ -16,7 +16,7 @@ from ..layout import DTYPES
 from .config_options import named_array, takes_config
 from .exit_code import WRONG
 from .options import AsJson, Layout, Quiet, value
-from .output import names_text, print_json, print_line, print_table
+from .output import arrays_text, names_text, print_json, print_line, print_table
 from .positions_option import POSITIONS_HELP, read_positions
 
 Array = npt.NDArray[Any]
@@ -101,5 +101,5 @@ def _tensors(text: str, argument: str) -> dict[str, Array]:
     floating = set(DTYPES.values())
     chosen = {name: x for name, x in arrays.items() if x.dtype in floating and x.ndim in (3, 4)}
     if not chosen:
-        raise ShapeError(f"{text}: holds no floating tensor of rank 3 or 4; there are {names_text(arrays)}")
+        raise ShapeError(f"{text}: holds no floating tensor of rank 3 or 4; there are {arrays_text(arrays)}")
     return chosen

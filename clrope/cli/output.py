@@ -189,6 +189,11 @@ def names_text(names: Iterable[str]) -> str:
     return (text if len(text) <= _LONGEST_CELL else f"{text[:_LONGEST_CELL]}...") or "none"
 
 
+def arrays_text(arrays: Mapping[str, Any]) -> str:
+    """Return names of arrays with their types and shapes, shortened as `names_text`."""
+    return names_text(f"{name} ({array.dtype} {list(array.shape)})" for name, array in arrays.items())
+
+
 def bytes_text(count: int) -> str:
     """Return a number of bytes in the unit that suits it."""
     size = float(count)

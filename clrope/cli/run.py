@@ -27,7 +27,7 @@ from ..printable import one_line
 from .config_options import takes_config
 from .exit_code import WRONG
 from .options import AsJson, Backward, Layout, OneDevice, Quiet, flag, value
-from .output import check_places, names_text, print_json, print_line, print_table, progress_bar
+from .output import arrays_text, check_places, names_text, print_json, print_line, print_table, progress_bar
 from .positions_option import POSITIONS_HELP, read_positions
 
 
@@ -122,7 +122,7 @@ def _chosen(arrays: dict[str, StoredArray], wanted: list[str] | None, positions:
     floating = set(DTYPES.values())
     names = [n for n, a in arrays.items() if a.dtype in floating and len(a.shape) in (3, 4) and n != positions]
     if not names:
-        raise ShapeError(f"{source}: holds no floating tensor of rank 3 or 4; there are {names_text(arrays)}")
+        raise ShapeError(f"{source}: holds no floating tensor of rank 3 or 4; there are {arrays_text(arrays)}")
     return names
 
 

@@ -114,7 +114,7 @@ def test_bad_input_is_exit_code_2(files: tuple[Path, Path], call: Call, tmp_path
         ([before, tmp_path / "none.npy"], "none.npy: cannot be read"),
         ([before, tmp_path / "x.txt"], "suffix '.txt' is not one of"),
         ([before, tmp_path / "two.npz"], "no tensor has the same name in both"),
-        ([before, tmp_path / "flat.npz"], "holds no floating tensor of rank 3 or 4; there are a"),
+        ([before, tmp_path / "flat.npz"], "holds no floating tensor of rank 3 or 4; there are a (float64 [4])"),
         ([before, f"{tmp_path / 'two.npz'}:c"], "has no array 'c'"),
         ([before, f"{tmp_path / 'two.npz'}:a"], "after: got shape [2, 3, 4], before has [1, 10, 4, 64]"),
         ([before, after, "--positions", "x"], "x: suffix '' is not one of"),

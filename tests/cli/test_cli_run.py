@@ -474,4 +474,4 @@ def test_run_refuses_an_input_that_is_none(call: Call, tmp_path: Path) -> None:
     write_arrays(tmp_path / "flat.npz", {"a": np.zeros(4, np.float32), "b": np.zeros((2, 2, 2, 2), np.int32)})
     done = call("run", tmp_path / "flat.npz", "-o", tmp_path / "o.npy", "--mode", "neox")
     assert done.exit_code == 2
-    assert "holds no floating tensor of rank 3 or 4; there are a, b" in done.stderr
+    assert "holds no floating tensor of rank 3 or 4; there are a (float32 [4]), b (int32 [2, 2, 2, 2])" in done.stderr
