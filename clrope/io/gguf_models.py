@@ -14,7 +14,7 @@ _NEOX = (
     "qwen qwen2 dream qwen2moe qwen3 qwen3moe qwen3next llada-moe rnd1 olmo2 olmoe phi2 phi3 phimoe plamo plamo2 "
     "plamo3 gemma gemma2 gemma3 gemma3n gemma4 gemma-embedding starcoder2 openelm gptneox codeshell orion "
     "nemotron exaone exaone4 exaone-moe minicpm3 bailingmoe2 dots1 hunyuan-moe hunyuan-dense jais2 gpt-oss lfm2 "
-    "lfm2moe smallthinker seed_oss grovemoe apertus minimax-m2 cogvlm pangu-embedded afmoe mimo2 step35 glm4moe "
+    "lfm2moe smallthinker seed_oss grovemoe apertus minimax-m2 cogvlm pangu-embedded afmoe mimo2 step35 glm4moe laguna "
     "hunyuan_vl"
 )
 _MODES: tuple[tuple[Mode, str], ...] = (
@@ -47,6 +47,7 @@ UNSCALED_SLIDING: dict[str, float | None] = {
     "gemma-embedding": 10000.0,
     "gemma4": 10000.0,
     "olmo2": None,  # OLMo 3
+    "laguna": None,
 }
 #: Architectures whose sliding-window layers are scaled as the full ones. In EXAONE only the sliding ones have RoPE.
 SCALED_SLIDING = frozenset({"gpt-oss", "phi3", "exaone4", "exaone-moe"})

@@ -276,6 +276,15 @@ def test_sliding_layers_of_olmo3_have_no_scaling(file: Path) -> None:
     assert RopeConfig.from_gguf(file, layer_type="sliding_attention").freq_base == 20000
 
 
+def test_laguna_s_two_kinds_of_layers(file: Path) -> None:
+    """The full layers rotate half of a head, with YaRN; the sliding ones all of it, without."""
+    keys = {**OLMO3, "rope.freq_base_swa": 1e4, "rope.dimension_count": 64, "rope.dimension_count_swa": 128}
+    write(file, "laguna", keys)
+    full, sliding = (RopeConfig.from_gguf(file, layer_type=f"{kind}_attention") for kind in ("full", "sliding"))
+    assert (full.mode, full.n_dims, full.freq_base, full.ext_factor) == ("neox", 64, 1e6, 1.0)
+    assert sliding == RopeConfig("neox", n_dims=128, freq_base=1e4)
+
+
 def test_olmo3_agrees_with_its_config(file: Path) -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     model = {"model_type": "olmo3", "hidden_size": 512, "num_attention_heads": 4}
