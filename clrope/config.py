@@ -211,7 +211,7 @@ class RopeConfig:
     @classmethod
     def from_hf(
         cls,
-        source: str | os.PathLike[str] | Mapping[str, Any],
+        source: str | os.PathLike[str] | Mapping[str, Any] | Any,
         seq_len: int | None = None,
         *,
         layer_type: str | None = None,
@@ -219,7 +219,8 @@ class RopeConfig:
     ) -> RopeConfig:
         """Read a Hugging Face configuration.
 
-        source:     path of a `config.json`, of a folder holding one, or its content as a dictionary.
+        source:     path of a `config.json`, of a folder holding one, its content as a dictionary, or an object with a
+                    method `to_dict`, such as a configuration of transformers.
         seq_len:    length that will be run (positions used, the last one + 1); needed by 'dynamic' and 'longrope'.
         layer_type: 'full_attention', 'sliding_attention', … where a model has one RoPE per layer type; required then.
         mode:       the pairing, overriding what is known of the model type; needed where nothing is known.
@@ -228,7 +229,8 @@ class RopeConfig:
         that is `qk_rope_head_dim`: give that slice of q and k. What is not understood is refused by `ConfigError` with
         the key's name; `docs/configs.md` lists what is.
         """
-        with nullcontext() if isinstance(source, Mapping) else naming_file(path_argument("source", source)):
+        no_file = isinstance(source, Mapping) or hasattr(source, "to_dict")
+        with nullcontext() if no_file else naming_file(path_argument("source", source)):
             return cls(**hf.fields_from_hf(source, seq_len, layer_type=layer_type, mode=mode))
 
     @classmethod

@@ -1,130 +1,143 @@
 """Reading a Hugging Face `config.json`: which parameters apply, to how many elements, in which pairing.
 
 Both layouts are understood: `rope_parameters` (transformers 5; flat, or nested per layer type) and `rope_scaling` with
-`rope_theta` next to it (before 5). What is not understood is refused with the name of the key, never skipped.
+`rope_theta` next to it (before 5). A key that concerns the rotation is used, agrees with what is used, or is refused by
+name.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from ..errors import ConfigError, shown
 from ..mode import SECTION_MODES, Mode, parse_mode
 from .config_values import MOST_DIMS, count, layer_name, mapping, needed_count, optional_count, positive, real, same
-from .hf_heads import FULL_ATTENTION, head_size, layer_types, refuse_another_head
-from .hf_models import MODELS, REFUSED, UNKNOWN, ModelKind
+from .hf_heads import head_size, layer_types, of_layers, refuse_another_head
+from .hf_keys import UNSET, Facts, refuse_disagreeing
+from .hf_models import UNKNOWN, LayerKind, ModelKind, table
+from .hf_parts import text_part
 from .hf_rope import Setting, rope_fields, rope_type_of
 from .json_object import read_json_object
 
-#: Root keys that change RoPE in some model types; refused where the model type at hand does not read them.
-_SUSPECTS = (
-    *("rope_theta", "rotary_pct", "rope_pct", "rotary_dim", "rotary_emb_base", "rotary_emb_fraction", "rope_ratio"),
-    *("rope_local_base_freq", "global_rope_theta", "local_rope_theta", "partial_rotary_factors", "rope_interleave"),
-    "use_dynamic_ntk",
-)
-#: Keys that transformers reads in the language model's part only.
-_PARAMETERS = ("rope_scaling", "rope_parameters", "partial_rotary_factor", *_SUSPECTS)
-_UNSET: tuple[object, ...] = (None, False, {})
-_SLIDING = "sliding_attention"
+_LAYER_THETAS = "layer_rope_theta"
+_QUERY_SCALE = "llama_4_scaling_beta"
+_SCALED_LAYERS = "rope_scaling_layers"
+_MOST_LAYERS = 1 << 16
+_POSITION_TYPES = ("position_embedding_type", "position_embeddings_type")
 
 
 def fields_from_hf(
-    source: str | os.PathLike[str] | Mapping[str, Any],
+    source: Any,
     seq_len: int | None = None,
     *,
     layer_type: str | None = None,
     mode: str | int | None = None,
 ) -> dict[str, Any]:
     """Return the fields of `RopeConfig` for a Hugging Face configuration; arguments as for `RopeConfig.from_hf`."""
-    data = _text_part(_load(source))
+    data = text_part(_load(source))
     if seq_len is not None:
         seq_len = count("seq_len", seq_len)
     if layer_type is not None:
         layer_type = layer_name(layer_type)
     kind, chosen = _kind(data, mode)
-    _refuse_unread(data, kind)
+    _refuse_no_rope(data, kind)
+    _refuse_older_layout(data, kind)
     part = _parameters(data, kind, layer_type)
     rope_type = rope_type_of(part.params, part.path, yarn_is_longrope=kind.yarn_is_longrope)
     head_dim = head_size(data, kind, layer_type)
     if kind is UNKNOWN:
         refuse_another_head(data, part.params, part.path, head_dim)
-    dim = head_dim if rope_type == "proportional" else _rotated(data, kind, part, head_dim)
+    if rope_type == "default" and part.own.plain_partial is not None:
+        part = replace(part, own=replace(part.own, partial=part.own.plain_partial))
+    dim = head_dim if rope_type == "proportional" else _rotated(data, kind, part, head_dim, rope_type)
     if dim % 2 or dim < 2:
         raise ConfigError(f"{part.path}: {dim} of {head_dim} elements would rotate, an even number is needed")
     if head_dim > MOST_DIMS:
         raise ConfigError(f"head_dim: got {head_dim}, at most {MOST_DIMS} is allowed")
+    theta = _theta(data, kind, part)
+    _refuse_unread(data, kind, part, Facts(theta, dim, head_dim, chosen))
     setting = Setting(
         path=part.path,
-        theta=_theta(data, kind, part),
+        theta=theta,
         dim=dim,
         head_dim=head_dim,
         root_original=optional_count(data, "original_max_position_embeddings") or kind.original,
-        max_positions=optional_count(data, "max_position_embeddings"),
+        max_positions=optional_count(data, kind.length_key),
         seq_len=seq_len,
         nested=part.nested,
+        kind=kind,
     )
     params = part.params
     if rope_type == "proportional" and params.get("partial_rotary_factor") is None:
-        params = {**params, "partial_rotary_factor": _default_share(data, kind, head_dim)}
+        params = {**params, "partial_rotary_factor": _default_share(data, kind, part, head_dim)}
     fields = rope_fields(params, rope_type, setting)
-    sections = _sections(data, chosen, part, dim // 2)
+    sections = _sections(data, chosen, kind, part, dim // 2)
     return {"mode": chosen, "n_dims": dim, "sections": sections, **fields}
+
+
+def notes_from_hf(source: Any) -> list[str]:
+    """Return what a file that `fields_from_hf` reads says besides the rotation, or against transformers' own."""
+    data = text_part(_load(source))
+    kind, _ = _kind(data, "neox" if data.get("model_type") not in table().models else None)
+    model_type = shown(data.get("model_type"))
+    values = {**(kind.params or {}), **(data.get("rope_parameters") or data.get("rope_scaling") or {})}
+    notes = [
+        f"{key}: {shown(data[key])}, which transformers does not read in model_type {model_type}"
+        for key in kind.unread
+        if data.get(key) is not None
+    ]
+    if _QUERY_SCALE in kind.ignored and values.get(_QUERY_SCALE):
+        notes.append(f"{_QUERY_SCALE}: {shown(values[_QUERY_SCALE])}, which scales q by its position, not the angles")
+    return notes
 
 
 @dataclass(frozen=True)
 class _Part:
-    """The parameters of one layer type: their keys, where they were, and the base where they hold none.
+    """The parameters of one layer type: their keys, where they were, and what the model type has by default.
 
-    theta_key: the root's key for this base; None where transformers 5 reads none, see `TwoThetas`.
+    nested:  whether they belong to one layer type.
+    default: whether the file has none, and these are the model type's.
     """
 
     params: Mapping[str, Any]
     path: str
-    nested: bool
-    theta_key: str | None
-    theta: float | None
+    own: LayerKind
+    layer_type: str | None
+    nested: bool = False
+    default: bool = False
 
 
-def _load(source: str | os.PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any]:
+def _load(source: Any) -> Mapping[str, Any]:
     if isinstance(source, Mapping):
         return source
+    if hasattr(source, "to_dict"):
+        data = source.to_dict()
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"source: to_dict() of {type(source).__name__} gives {type(data).__name__}, no object")
+        return data
     path = Path(source)
     # Unlike Path.is_dir, False for a name that is too long.
-    return read_json_object(path / "config.json" if os.path.isdir(path) else path)
-
-
-def _text_part(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the language model's part of a multimodal configuration, or the whole."""
-    text = mapping(data, "text_config")
-    if not text:
-        return data
-    for key in _PARAMETERS:
-        if not any(same(data.get(key), other) for other in (*_UNSET, text.get(key))):
-            raise ConfigError(
-                f"{key}: text_config, the only part that transformers reads it in, has "
-                f"{'none' if text.get(key) is None else 'another one'}; give the text_config alone"
-            )
-    if text.get("model_type") is None:
-        outer = data.get("model_type")
-        if outer is None:
-            return text
-        # Files written by hand leave the inner name out.
-        return {**text, "model_type": f"{outer}_text" if f"{outer}_text" in MODELS else outer}
-    return text
+    if os.path.isdir(path):
+        path = path / "config.json"
+    elif not (path.is_absolute() or path.suffix == ".json" or len(path.parts) > 2 or os.path.lexists(path)):
+        raise ConfigError(
+            f"{source}: there is no such file or folder; names on the Hugging Face Hub are not downloaded: give the "
+            "path of the model's config.json, or its content, such as AutoConfig.from_pretrained(name)"
+        )
+    return read_json_object(path)
 
 
 def _kind(data: Mapping[str, Any], mode: str | int | None) -> tuple[ModelKind, Mode]:
     name = data.get("model_type")
-    kind = MODELS.get(name) if isinstance(name, str) else None
+    kind = table().models.get(name) if isinstance(name, str) else None
     if mode is not None:
         return kind or UNKNOWN, parse_mode(mode)
-    if isinstance(name, str) and name in REFUSED:
-        raise ConfigError(f"model_type: {name!r} is none of the five modes, because {REFUSED[name]}")
+    if isinstance(name, str) and name in table().refused:
+        raise ConfigError(f"model_type: {name!r} is none of the five modes, because {table().refused[name]}")
     if kind is None:
         what = "missing" if name is None else f"got {shown(name)}, whose pairing is not known here"
         raise ConfigError(f"model_type: {what}; give mode='neox' (rotate_half) or mode='normal' (neighbouring pairs)")
@@ -136,60 +149,99 @@ def _kind(data: Mapping[str, Any], mode: str | int | None) -> tuple[ModelKind, M
     return kind, kind.mode
 
 
-def _refuse_unread(data: Mapping[str, Any], kind: ModelKind) -> None:
-    if not isinstance(data.get("alibi"), (bool, NoneType)):
-        raise ConfigError(f"alibi: got {shown(data['alibi'])}, true or false is needed")
-    if data.get("alibi"):
+def _refuse_no_rope(data: Mapping[str, Any], kind: ModelKind) -> None:
+    alibi = data.get("alibi")
+    if alibi is not None and not isinstance(alibi, bool):
+        raise ConfigError(f"alibi: got {shown(alibi)}, true or false is needed")
+    if alibi:
         raise ConfigError("alibi: true, this model uses ALiBi and no RoPE")
-    if kind.rope_if_named and not same(data.get("position_embedding_type"), "rope"):
+    if kind.only_if is not None and not same(data.get(kind.only_if[0]), kind.only_if[1]):
         raise ConfigError(
-            f"position_embedding_type: got {shown(data.get('position_embedding_type'))}, model type "
-            f"{shown(data.get('model_type'))} has RoPE only if it is 'rope'"
+            f"{kind.only_if[0]}: got {shown(data.get(kind.only_if[0]))}, model type {shown(data.get('model_type'))} "
+            f"has RoPE only if it is {kind.only_if[1]!r}"
         )
-    if kind.only_parameters:
-        for key in ("rope_scaling", kind.partial_key):
-            if not any(same(data.get(key), unset) for unset in _UNSET):
-                raise ConfigError(
-                    f"{key}: transformers does not read it in model_type {shown(data.get('model_type'))}; "
-                    "give rope_parameters"
-                )
-    read = {"" if kind.plain else kind.theta_key, kind.partial_key, kind.rotary_dim_key, kind.interleave_key}
-    if kind.two_thetas is not None:
-        read |= {kind.two_thetas.full_key, kind.two_thetas.sliding_key or ""}
-    for key in _SUSPECTS:
+    for key in _POSITION_TYPES if kind is UNKNOWN else ():
         value = data.get(key)
-        if value is not None and not same(value, False) and key not in read:
-            raise ConfigError(f"{key}: not a key of model_type {shown(data.get('model_type'))} that is understood here")
+        if value is not None and not (
+            isinstance(value, str) and ("rope" in value.lower() or "rotary" in value.lower())
+        ):
+            raise ConfigError(f"{key}: got {shown(value)}, this model has no RoPE")
+
+
+def _refuse_older_layout(data: Mapping[str, Any], kind: ModelKind) -> None:
+    """Where transformers does not read `rope_scaling`, it does not read a share at the root of one RoPE either."""
+    for key in ("rope_scaling", "" if kind.layers else "partial_rotary_factor") if kind.scaled == () else ():
+        if not any(same(data.get(key), unset) for unset in UNSET):
+            raise ConfigError(
+                f"{key}: transformers does not read it in model_type {shown(data.get('model_type'))}; "
+                "give rope_parameters"
+            )
+
+
+def _refuse_unread(data: Mapping[str, Any], kind: ModelKind, part: _Part, facts: Facts) -> None:
+    """What concerns the rotation and was not read has to agree with what was."""
+    read = {kind.rotary_dim_key, kind.interleave_key, kind.only_if and kind.only_if[0], *kind.head_keys, *kind.unread}
+    # Default parameters of layer types are complete: what the root says is not read.
+    for one in kind.layers.values() if kind.layers and not part.default else () if kind.layers else (kind,):
+        read |= {one.theta_key, one.partial_key}
+    if kind.mla or kind is UNKNOWN:
+        read.add("qk_rope_head_dim")
+    if kind.layer_theta_is_base:
+        read.add(_LAYER_THETAS)
+    others = {}
+    for name in kind.layers:
+        if name != part.layer_type:
+            try:
+                others[name] = _theta(data, kind, _parameters(data, kind, name))
+            except ConfigError:  # layers without RoPE
+                continue
+    refuse_disagreeing(data, {key for key in read if key}, facts, part.layer_type, others)
 
 
 def _parameters(data: Mapping[str, Any], kind: ModelKind, layer_type: str | None) -> _Part:
     old, new = (mapping(data, key) for key in ("rope_scaling", "rope_parameters"))
     if old and new and not same(dict(old), dict(new)):
         raise ConfigError("rope_scaling: differs from rope_parameters in the same file")
+    model_type = shown(data.get("model_type"))
     path = "rope_parameters" if new or not old else "rope_scaling"
     params = new or old
-    if kind.needs_params and not params:
-        raise ConfigError(f"rope_parameters: missing, model_type {shown(data.get('model_type'))} has no plain default")
+    default = not params and data.get("rope_parameters") is None and kind.params is not None
+    if default:
+        assert kind.params is not None
+        params, path = kind.params, f"rope_parameters of model_type {model_type} by default"
     if kind.plain and params:
-        raise ConfigError(f"{path}: model_type {shown(data.get('model_type'))} has none, its frequencies are fixed")
+        raise ConfigError(f"{path}: model_type {model_type} has none, its frequencies are fixed")
+    own = kind.of_layer(layer_type)
     values = [value for value in params.values() if value is not None]
     if values and all(isinstance(value, Mapping) for value in values):
-        if kind.two_thetas is not None and path == "rope_scaling":
-            raise ConfigError(
-                f"rope_scaling: model_type {shown(data.get('model_type'))} has those of a layer type in rope_parameters"
-            )
-        return _nested_part(params, path, kind, layer_type)
-    if kind.two_thetas is not None:
-        if path == "rope_parameters" and params:
-            raise ConfigError(f"rope_parameters: model_type {shown(data.get('model_type'))} has them per layer type")
-        return _two_thetas_part(data, params, kind, layer_type)
-    types = layer_types(data)
-    if layer_type is not None and layer_type not in types:
-        raise ConfigError(f"layer_type: got {layer_type!r}, this file has one RoPE and names no such layer type")
-    return _Part(params, path, nested=False, theta_key=kind.theta_key, theta=kind.theta)
+        if kind.layers and path == "rope_scaling":
+            raise ConfigError(f"rope_scaling: model_type {model_type} has those of a layer type in rope_parameters")
+        if kind.older_only:
+            own = replace(own, theta_key=None, partial_key=None)
+        return _nested_part(params, path, own, layer_type, default)
+    if not kind.layers:
+        types = layer_types(data)
+        if layer_type is not None and layer_type not in types:
+            raise ConfigError(f"layer_type: got {layer_type!r}, this file has one RoPE and names no such layer type")
+        return _Part(_of_scaled_layers(data, params), path, own, layer_type, default=default)
+    if path == "rope_parameters" and params:
+        raise ConfigError(f"rope_parameters: model_type {model_type} has them per layer type")
+    return _older_part(data, params, kind, layer_type)
 
 
-def _nested_part(params: Mapping[str, Any], path: str, kind: ModelKind, layer_type: str | None) -> _Part:
+def _of_scaled_layers(data: Mapping[str, Any], params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Refuse scaling that is for some layers only (Molmo 2)."""
+    layers, number = data.get(_SCALED_LAYERS), data.get("num_hidden_layers")
+    every = list(range(number if isinstance(number, int) and 0 <= number < _MOST_LAYERS else 0))
+    if layers is not None and not same(layers, every) and rope_type_of(params, "rope_parameters") != "default":
+        raise ConfigError(
+            f"{_SCALED_LAYERS}: got {shown(layers)}, the other layers are not scaled; "
+            "leave it out for those layers, and the scaling for the others"
+        )
+    return params
+
+
+def _nested_part(params: Mapping[str, Any], path: str, own: LayerKind, layer_type: str | None, default: bool) -> _Part:
     names = ", ".join(shown(name) for name in params)
     if layer_type is None:
         raise ConfigError(f"layer_type: not given, {path} has one set per layer type: {names}")
@@ -198,67 +250,61 @@ def _nested_part(params: Mapping[str, Any], path: str, kind: ModelKind, layer_ty
     chosen = params[layer_type]
     if chosen is None:
         raise ConfigError(f"{path}.{layer_type}: null, these layers have no RoPE")
-    both = kind.two_thetas
-    key: str | None = kind.theta_key
-    theta = kind.theta
-    if both is not None:
-        key, theta = (both.full_key, both.full) if layer_type == FULL_ATTENTION else (both.sliding_key, both.sliding)
-    return _Part(chosen, f"{path}.{layer_type}", nested=True, theta_key=key, theta=theta)
+    return _Part(chosen, f"{path}.{layer_type}", own, layer_type, nested=True, default=default)
 
 
-def _two_thetas_part(
-    data: Mapping[str, Any], params: Mapping[str, Any], kind: ModelKind, layer_type: str | None
-) -> _Part:
-    """The older layout of such models, which transformers turns into parameters per layer type."""
-    assert kind.two_thetas is not None
-    if layer_type not in (FULL_ATTENTION, _SLIDING):
+def _older_part(data: Mapping[str, Any], params: Mapping[str, Any], kind: ModelKind, layer_type: str | None) -> _Part:
+    """The older layout of models with several kinds of layers, which transformers turns into parameters of each."""
+    if layer_type not in kind.layers:
         got = "not given" if layer_type is None else f"got {layer_type!r}"
-        raise ConfigError(f"layer_type: {got}, this model type has {FULL_ATTENTION!r} and {_SLIDING!r}")
-    both = kind.two_thetas
+        raise ConfigError(f"layer_type: {got}, this model type has {' and '.join(map(repr, kind.layers))}")
     if params.get("rope_type") is None and not any(same(params.get("type"), plain) for plain in (None, "default")):
         # What transformers 4 read; transformers 5 computes type 'default'.
         raise ConfigError(
             f"rope_scaling.type: got {shown(params['type'])} without rope_type, "
             f"the only key that transformers 5 reads in model_type {shown(data.get('model_type'))}"
         )
-    if layer_type == FULL_ATTENTION:
-        return _Part(params, "rope_scaling", nested=True, theta_key=both.full_key, theta=both.full)
-    if both.scaled_alike:
-        return _Part(params, "rope_scaling", nested=True, theta_key=both.sliding_key, theta=both.sliding)
-    return _Part({}, _SLIDING, nested=True, theta_key=both.sliding_key, theta=both.sliding)
+    scaled = layer_type in (kind.scaled or ())
+    path = "rope_scaling" if scaled else str(layer_type)
+    return _Part(params if scaled else {}, path, kind.of_layer(layer_type), layer_type, nested=True)
 
 
 def _theta(data: Mapping[str, Any], kind: ModelKind, part: _Part) -> float:
-    root_key = part.theta_key or kind.theta_key
-    inner, outer = part.params.get("rope_theta"), data.get(root_key)
+    own = part.own
+    root_key = own.theta_key or ("rotary_emb_base" if kind.plain else "rope_theta")
+    inner, outer = part.params.get("rope_theta"), of_layers(data, root_key, part.layer_type)
     for where, values, key in ((f"{part.path}.", part.params, "rope_theta"), ("", data, root_key)):
         if key in values:
             if values[key] is None:
                 raise ConfigError(f"{where}{key}: null, a model without a base has no RoPE")
             break
+    if kind.layer_theta_is_base and data.get(_LAYER_THETAS) is not None:
+        return positive(_LAYER_THETAS, of_layers(data, _LAYER_THETAS, part.layer_type))
     if inner is not None:
         theta = positive(f"{part.path}.rope_theta", inner)
         # Per layer type the root's value is a default only.
         if not part.nested and outer is not None and positive(root_key, outer) != theta:
             raise ConfigError(f"{root_key}: {shown(outer)} at the root, {shown(inner)} in {part.path}")
         return theta
-    if outer is not None:
+    if outer is not None and not (kind.plain and own.theta_key is None):
         theta = positive(root_key, outer)
-        if part.theta_key is None and theta != part.theta:
+        if own.theta_key is None and theta != own.theta:
             raise ConfigError(
                 f"{root_key}: got {shown(outer)}, which transformers 4 takes for the sliding layers of model_type "
-                f"{shown(data.get('model_type'))}, but transformers 5 takes {part.theta}; "
+                f"{shown(data.get('model_type'))}, but transformers 5 takes {own.theta}; "
                 "give rope_parameters with a base per layer type"
             )
         return theta
-    if part.theta is None:
+    if own.theta is None:
         raise ConfigError(f"{root_key}: missing, and model_type {shown(data.get('model_type'))} has no known default")
-    return part.theta
+    return own.theta
 
 
-def _rotated(data: Mapping[str, Any], kind: ModelKind, part: _Part, head_dim: int) -> int:
+def _rotated(data: Mapping[str, Any], kind: ModelKind, part: _Part, head_dim: int, rope_type: str) -> int:
     """Number of rotated elements of a head."""
-    inner, outer = part.params.get("partial_rotary_factor"), data.get(kind.partial_key)
+    own, key = part.own, part.own.partial_key
+    inner = part.params.get("partial_rotary_factor")
+    outer = None if key is None else of_layers(data, key, part.layer_type)
     if kind.rotary_dim_key is not None and (kind.plain or data.get(kind.rotary_dim_key) is not None):
         dim = needed_count(data, kind.rotary_dim_key, "it is the number of rotated elements")
         for share in (inner, outer):
@@ -268,29 +314,39 @@ def _rotated(data: Mapping[str, Any], kind: ModelKind, part: _Part, head_dim: in
             raise ConfigError(f"{kind.rotary_dim_key}: got {dim}, at most the head's {head_dim} elements can rotate")
         return dim
     given = inner if inner is not None else outer
-    where = f"{part.path}.partial_rotary_factor" if inner is not None else kind.partial_key
+    where = f"{part.path}.partial_rotary_factor" if inner is not None else str(key)
     if given is None:
-        return head_dim if kind.partial is None else int(head_dim * kind.partial)
+        return head_dim if own.partial is None else int(head_dim * own.partial)
     share = real(where, given)
     # Per layer type the root's value is a default only.
-    if inner is not None and outer is not None and not part.nested and real(kind.partial_key, outer) != share:
-        raise ConfigError(f"{kind.partial_key}: {shown(outer)} at the root, {shown(inner)} in {part.path}")
+    if inner is not None and outer is not None and not part.nested and real(str(key), outer) != share:
+        raise ConfigError(f"{key}: {shown(outer)} at the root, {shown(inner)} in {part.path}")
     if not 0.0 < share <= 1.0:
         raise ConfigError(f"{where}: got {share}, allowed is above 0, at most 1")
-    if kind.partial is None and share != 1.0:
+    if own.partial is not None:
+        return int(head_dim * share)
+    wholes = set() if kind.share_of_whole else {head_dim}
+    if kind.share_of_whole or (kind.mla and rope_type == "default"):
+        # The share that the rotated slice has of a head. Other types take it of the slice.
+        rest = optional_count(data, "qk_nope_head_dim") or 0
+        wholes |= {head_dim + rest, optional_count(data, "head_dim") or head_dim + rest}
+    if head_dim not in {int(whole * share) for whole in wholes}:
         raise ConfigError(f"{where}: got {share}, model_type {shown(data.get('model_type'))} rotates the whole head")
-    return int(head_dim * share)
+    return head_dim
 
 
-def _default_share(data: Mapping[str, Any], kind: ModelKind, head_dim: int) -> Any:
+def _default_share(data: Mapping[str, Any], kind: ModelKind, part: _Part, head_dim: int) -> Any:
     """`partial_rotary_factor` where the parameters have none: the root's, else the model type's."""
-    if data.get(kind.partial_key) is not None:
-        return data[kind.partial_key]
+    key = part.own.partial_key
+    if key is not None and data.get(key) is not None:
+        return of_layers(data, key, part.layer_type)
     dim = None if kind.rotary_dim_key is None else optional_count(data, kind.rotary_dim_key)
-    return kind.partial if dim is None else dim / head_dim
+    return part.own.partial if dim is None else dim / head_dim
 
 
-def _sections(data: Mapping[str, Any], mode: Mode, part: _Part, pairs: int) -> tuple[int, int, int, int] | None:
+def _sections(
+    data: Mapping[str, Any], mode: Mode, kind: ModelKind, part: _Part, pairs: int
+) -> tuple[int, int, int, int] | None:
     given = part.params.get("mrope_section")
     flags = {key: part.params.get(key) for key in ("mrope_interleaved", "interleaved")}
     path = f"{part.path}.mrope_section"
@@ -308,6 +364,8 @@ def _sections(data: Mapping[str, Any], mode: Mode, part: _Part, pairs: int) -> t
     for key, value in flags.items():
         if value is not None and value != (mode == "imrope"):
             raise ConfigError(f"{part.path}.{key}: got {shown(value)}, the mode is {mode!r}")
+    if given is None and mode == kind.mode:
+        given = kind.sections
     if isinstance(given, (str, bytes)) or not isinstance(given, (list, tuple)):
         what = "missing" if given is None else f"got {shown(given)}"
         raise ConfigError(f"{path}: {what}, mode {mode!r} needs the pairs of t, h and w")

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import ConfigError, shown
 from ..integers import is_integer
-from .config_values import count, mapping, needed_count, optional_count, real
+from .config_values import count, mapping, needed_count, optional_count, real, same
 from .hf_models import UNKNOWN, ModelKind
 
 FULL_ATTENTION = "full_attention"
@@ -22,7 +22,13 @@ _HEAD_SIZES = ("global_head_dim", "attention_head_dim", "kv_channels")
 def head_size(data: Mapping[str, Any], kind: ModelKind, layer_type: str | None) -> int:
     """Return the size of a head, of a slice of it where only that is given to RoPE."""
     if kind.mla or (kind is UNKNOWN and data.get("qk_rope_head_dim") is not None):
-        return needed_count(data, "qk_rope_head_dim", "this model type rotates that many elements")
+        size = optional_count(data, "qk_rope_head_dim") if "qk_rope_head_dim" in data else kind.head_dim
+        size = size or needed_count(data, "qk_rope_head_dim", "this model type rotates that many elements")
+        if kind.share_of_whole and data.get("head_dim") is not None:
+            whole = size + needed_count(data, "qk_nope_head_dim", "it is the rest of the head")
+            if count("head_dim", data["head_dim"]) != whole:
+                raise ConfigError(f"head_dim: got {shown(data['head_dim'])}, the two parts of a head have {whole}")
+        return size
     own = _layer_head_dims(data)
     if own:
         return _own_head_dim(data, kind, layer_type, own)
@@ -34,18 +40,29 @@ def head_size(data: Mapping[str, Any], kind: ModelKind, layer_type: str | None) 
 
 def _common_head_dim(data: Mapping[str, Any], kind: ModelKind) -> int:
     """Return the size of a head in layers that have none of their own."""
+    sizes = {key: optional_count(data, key) for key in kind.head_keys if key in data}
     # null is not the default: the size follows from the others, as where the model type has none.
-    size = optional_count(data, "head_dim") if "head_dim" in data else kind.head_dim
-    if size:
-        return size
-    width_key, heads_key = kind.size_keys
-    if data.get(width_key) is None and data.get("hidden_size") is not None:
-        width_key, heads_key = "hidden_size", "num_attention_heads"
+    size = next((size for size in sizes.values() if size), None) if sizes else kind.head_dim
+    size = size or _quotient(data, kind, 1 if sizes else kind.size_factor)
+    for key in {"head_dim", *sizes}:
+        if optional_count(data, key) not in (None, size):
+            raise ConfigError(
+                f"{key}: got {shown(data[key])}, but heads of model_type {shown(data.get('model_type'))} "
+                f"have {size} elements here"
+            )
+    return size
+
+
+def _quotient(data: Mapping[str, Any], kind: ModelKind, factor: int) -> int:
+    width_key, heads_key = (
+        usual if data.get(key) is None and data.get(usual) is not None else key
+        for key, usual in zip(kind.size_keys, ("hidden_size", "num_attention_heads"), strict=True)
+    )
     width = needed_count(data, width_key, "the size of a head follows from it")
     heads = needed_count(data, heads_key, "the size of a head follows from it")
     if width % heads:
         raise ConfigError(f"{width_key}: got {width}, {heads_key} {heads} does not divide it; give head_dim")
-    return width // heads
+    return factor * width // heads
 
 
 def refuse_another_head(data: Mapping[str, Any], params: Mapping[str, Any], path: str, size: int) -> None:
@@ -110,3 +127,24 @@ def layer_types(data: Mapping[str, Any]) -> Sequence[str]:
         if not isinstance(name, str):
             raise ConfigError(f"layer_types[{i}]: got {type(name).__name__}, a name is needed")
     return types
+
+
+def of_layers(data: Mapping[str, Any], key: str, layer_type: str | None) -> Any:
+    """Return a value of the root; of a list with one for each layer the value of a type of layers, which must be one.
+
+    0 and null stand for layers without RoPE.
+    """
+    value = data.get(key)
+    if not isinstance(value, (list, tuple)):
+        return value
+    types = layer_types(data)
+    chosen = [one for i, one in enumerate(value) if layer_type is None or not types or types[i : i + 1] == [layer_type]]
+    own: list[Any] = []
+    for one in chosen:
+        if not any(same(one, other) for other in (None, 0, *own)):
+            own.append(one)
+    if len(own) != 1:
+        which = "the layers" if layer_type is None else f"the {layer_type!r} layers"
+        what = f"several values for {which}: {shown(own)}" if own else f"none for {which}"
+        raise ConfigError(f"{key}: {what}; give layer_type, or a number instead of the list")
+    return own[0]

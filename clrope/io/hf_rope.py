@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import ConfigError, shown
 from .config_values import count, positive, real
+from .hf_models import ModelKind
 
 #: Divisor of the angle of a pair that 'proportional' leaves alone. Finite, because a divisor must be; large enough
 #: that the angle is below half a unit of the 64-bit phase (and of float32 1.0) at every position.
@@ -30,6 +31,9 @@ _KEYS: dict[str, frozenset[str]] = {
     "llama3": frozenset({"factor", _ORIGINAL, "low_freq_factor", "high_freq_factor"}),
     "proportional": frozenset({"factor"}),
 }
+#: HunYuan's files have these of 'yarn' next to `alpha`; transformers reads none of them.
+_BESIDE_ALPHA = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+_MSCALES = ("short_mscale", "long_mscale")
 #: Keys of every type, read by `clrope.io.hf` itself.
 _COMMON = frozenset(
     {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved", "interleaved"}
@@ -49,6 +53,7 @@ class Setting:
     max_positions: `max_position_embeddings`, if any.
     seq_len:       length the caller will run with, if given.
     nested:        whether the parameters belong to one layer type.
+    kind:          the model type's own rules.
     """
 
     path: str
@@ -59,6 +64,7 @@ class Setting:
     max_positions: int | None
     seq_len: int | None
     nested: bool
+    kind: ModelKind
 
 
 def rope_type_of(params: Mapping[str, Any], path: str, *, yarn_is_longrope: bool = False) -> str:
@@ -89,8 +95,15 @@ def rope_fields(params: Mapping[str, Any], kind: str, setting: Setting) -> dict[
     for key in given:
         if not isinstance(key, str):
             raise ConfigError(f"{setting.path}: got the key {shown(key)}, names are needed")
+    allowed_keys = _KEYS[kind] | _COMMON | set(setting.kind.ignored)
+    if kind == "dynamic" and setting.kind.ntk_alpha and given.get("alpha"):
+        allowed_keys |= {"alpha", *_BESIDE_ALPHA}
+    if setting.kind.mscales and kind != "default":
+        if kind != "longrope":
+            raise ConfigError(f"{setting.path}: rope type {kind!r}, this model type has 'longrope' and 'default' only")
+        allowed_keys |= set(_MSCALES)
     for key in sorted(given):
-        if key not in _KEYS[kind] | _COMMON:
+        if key not in allowed_keys:
             allowed = ", ".join(sorted(_KEYS[kind])) or "no keys of its own"
             raise ConfigError(f"{setting.path}.{key}: not a key of rope type {kind!r}, which has {allowed}")
     return _RULES[kind](given, setting)
@@ -128,7 +141,7 @@ def _extension(params: Mapping[str, Any], original: int, setting: Setting) -> fl
     if "factor" in params:
         return positive(f"{setting.path}.factor", params["factor"])
     if setting.max_positions is None:
-        raise ConfigError(f"{setting.path}.factor: missing, and so is max_position_embeddings to take it from")
+        raise ConfigError(f"{setting.path}.factor: missing, and so is {setting.kind.length_key} to take it from")
     return setting.max_positions / original
 
 
@@ -141,9 +154,14 @@ def _linear(params: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
 
 
 def _dynamic(params: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
+    if params.get("alpha"):
+        if setting.dim <= 2:
+            raise ConfigError(f"{setting.path}.alpha: heads of more than 2 elements are needed, got {setting.dim}")
+        alpha = positive(f"{setting.path}.alpha", params["alpha"])
+        return {"freq_base": setting.theta * alpha ** (setting.dim / (setting.dim - 2))}
     factor = _factor(params, setting)
     if setting.max_positions is None:
-        raise ConfigError("max_position_embeddings: missing, rope type 'dynamic' needs it")
+        raise ConfigError(f"{setting.kind.length_key}: missing, rope type 'dynamic' needs it")
     if setting.seq_len is None:
         raise ConfigError("seq_len: not given, rope type 'dynamic' depends on the length that will be run")
     if setting.dim <= 2:
@@ -219,6 +237,8 @@ def _longrope(params: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
     original = _original(params, setting)
     factor = _extension(params, original, setting)
     short, long = (_divisors(params, key, setting) for key in ("short_factor", "long_factor"))
+    if setting.kind.mscales:
+        return {"freq_base": setting.theta, "freq_factors": short, "attn_factor": _mscale(params, original, setting)}
     if setting.seq_len is None and short != long:
         raise ConfigError(
             "seq_len: not given, rope type 'longrope' takes short_factor up to and long_factor beyond "
@@ -234,6 +254,18 @@ def _longrope(params: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
     else:
         attention = math.sqrt(1.0 + math.log(factor) / math.log(original))
     return {"freq_base": setting.theta, "freq_factors": chosen, "attn_factor": attention}
+
+
+def _mscale(params: Mapping[str, Any], original: int, setting: Setting) -> float:
+    """PhiMoE's factor of cos and sin, which depends on the length; its divisors stay the short ones."""
+    short, long = (positive(f"{setting.path}.{key}", _need(params, key, setting)) for key in _MSCALES)
+    if short != long and _ORIGINAL not in params and original != setting.max_positions:
+        raise ConfigError(f"{setting.path}.{_ORIGINAL}: missing, transformers reads it there only in this model type")
+    if setting.seq_len is None and short != long:
+        raise ConfigError(
+            f"seq_len: not given, this model type takes short_mscale up to and long_mscale beyond {original} positions"
+        )
+    return long if setting.seq_len is not None and setting.seq_len > original else short
 
 
 def _divisors(params: Mapping[str, Any], key: str, setting: Setting) -> tuple[float, ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import sys
 import warnings
 from typing import Any
 
@@ -11,28 +13,32 @@ import pytest
 from plain_rope import omegas
 from transformers_rope import (
     ADJUST,
-    CONFIG_MAPPING_NAMES,
     HEAD,
-    OUTER,
-    PLAIN,
+    MODELS,
+    OWN_SIZES,
     SMALL,
+    WITH_PARAMETERS,
+    Probe,
     assert_same,
     build,
-    modeling,
+    families,
+    pairing,
     rotary,
+    row,
+    tables,
+    transformers,
 )
 
 from clrope.config import RopeConfig
 from clrope.errors import ConfigError
 from clrope.io import presets
-from clrope.io.hf_models import MODELS
+from clrope.io.hf_models import ModelKind, _kind, table
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch
-    import transformers
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 ORIGINAL = {"original_max_position_embeddings": 8192}
@@ -114,60 +120,96 @@ def test_plain_yarn_is_said_in_ggml_s_words() -> None:
     assert (config.ext_factor, config.freq_scale, config.n_ctx_orig, config.freq_factors) == (1.0, 1 / 16, 8192, None)
 
 
-@pytest.mark.parametrize("model_type", sorted(set(MODELS) - OUTER - PLAIN))
-def test_model_type_defaults(model_type: str) -> None:
-    if model_type not in CONFIG_MAPPING_NAMES:
-        pytest.skip(f"transformers {transformers.__version__} has no {model_type}")
-    hf = build(model_type, **ADJUST.get(model_type, {}))
-    module = rotary(model_type, hf)
+#: Where transformers' float32 products of position and frequency are off by up to 0.008.
+POSITIONS = [0, 1, 4095, 8191, 131071]
+
+
+@pytest.mark.parametrize("model_type", WITH_PARAMETERS)
+def test_model_type_by_default(model_type: str) -> None:
+    """Sizes, bases and pairing of a default configuration, by the model's own rotary class and function."""
+    family = families()[model_type]
+    hf = family.build(**{**Probe(family).base, **ADJUST.get(model_type, {})})
     data = hf.to_dict()
-    buffers = dict(module.named_buffers())
-    layers = [
-        name.removesuffix("_inv_freq") for name in buffers if name.endswith("_inv_freq") and "original" not in name
-    ]
-    for layer in layers or [None]:
-        inv_freq = buffers["inv_freq" if layer is None else f"{layer}_inv_freq"]
-        attention = getattr(module, "attention_scaling" if layer is None else f"{layer}_attention_scaling")
-        assert_same(
-            RopeConfig.from_hf(data, layer_type=layer), inv_freq, attention, f"{model_type}, layer type {layer}"
-        )
+    made = tables(family, hf)
+    assert made
+    for layer, (inv_freq, attention) in made.items():
+        config = RopeConfig.from_hf(data, layer_type=layer)
+        assert_same(config, inv_freq, attention, f"{model_type}, layer type {layer}")
+        # Of the model's function with its own cos and sin, to what rounding of the angle to float32 allows.
+        rule, size = pairing(family, hf, layer, POSITIONS, 1.3e-7 * max(POSITIONS) * attention)
+        assert (rule == "neox") == (config.mode != "normal"), f"{model_type}: {rule}"
+        assert pairing(family, hf, layer)[0] == rule
+        assert size >= config.n_dims
+
+
+def test_every_family_is_known() -> None:
+    """A model type with a rotary class is in the table, or refused with a reason."""
+    if transformers.__version__ != table().transformers:
+        pytest.skip(f"the table is of {table().transformers}, this is transformers {transformers.__version__}")
+    assert set(families()) <= {*MODELS, *table().refused}
+    assert not MODELS.keys() & table().refused.keys()
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("model_type", WITH_PARAMETERS)
+def test_row_is_what_transformers_does(model_type: str) -> None:
+    """Which keys are read, and all defaults."""
+    fields = {name: value for name, value in row(families()[model_type]).items() if name in FIELDS}
+    assert _kind(fields) == MODELS[model_type]
 
 
 def with_head(model_type: str, head: dict[str, Any]) -> dict[str, Any]:
     """A file with heads of 384 / 4 elements unless it, or a default, says otherwise."""
     adjusted = {key: value for key, value in ADJUST.get(model_type, {}).items() if key != "head_dim"}
-    given = {**SMALL, "hidden_size": 384, "num_attention_heads": 4, "num_hidden_layers": 2, **adjusted, **head}
+    given = {
+        **SMALL,
+        "num_hidden_layers": 2,
+        "hidden_size": 384,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        **adjusted,
+        **head,
+    }
     params: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
-    if "global_head_dim" in (MODELS[model_type].full_head_dim or ()):
-        given["rope_parameters"] = {"full_attention": dict(params), "sliding_attention": params}
-    elif MODELS[model_type].theta is None:
+    if MODELS[model_type].layers:
+        given |= Probe(families()[model_type]).base
+        given["rope_parameters"] = dict.fromkeys(MODELS[model_type].layers, params)
+    elif MODELS[model_type].params:
         given["rope_parameters"] = params
     return copy.deepcopy(given)
 
 
 @pytest.mark.parametrize("head", [{}, {"head_dim": None}, {"head_dim": 48}], ids=["absent", "null", "given"])
-@pytest.mark.parametrize("model_type", sorted(name for name in set(MODELS) - OUTER - PLAIN if not MODELS[name].mla))
+@pytest.mark.parametrize("model_type", [name for name in WITH_PARAMETERS if not MODELS[name].mla])
 def test_size_of_a_head(model_type: str, head: dict[str, Any]) -> None:
     """With sizes that are nobody's defaults: a default of `head_dim`, or what follows from the other sizes."""
-    if model_type not in CONFIG_MAPPING_NAMES:
-        pytest.skip(f"transformers {transformers.__version__} has no {model_type}")
     given = with_head(model_type, head)
-    two_kinds = MODELS[model_type].two_thetas or MODELS[model_type].full_head_dim
-    layer = "sliding_attention" if two_kinds else None
+    layer = next((name for name in MODELS[model_type].layers if name != "full_attention"), None)
     try:
         hf = build(model_type, **copy.deepcopy(given))
     except Exception:
-        assert head, given
+        assert head or model_type in OWN_SIZES, given
         pytest.skip(f"transformers refuses {head}")
     inv_freq = dict(rotary(model_type, hf).named_buffers())["inv_freq" if layer is None else f"{layer}_inv_freq"]
     pairs = inv_freq.shape[0]
     data: dict[str, Any] = {"model_type": model_type, **given}
-    if "mrope_section" in data.get("rope_parameters", {}):
-        data["rope_parameters"]["mrope_section"] = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
+    if MODELS[model_type].sections:
+        sections = {"mrope_section": [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]}
+        params = data.setdefault("rope_parameters", {"rope_theta": 1e4})
+        data["rope_parameters"] = {k: v | sections for k, v in params.items()} if layer else params | sections
+    kind = MODELS[model_type]
+    if head.get("head_dim") and (not kind.head_keys or int(48 * (kind.partial or 1)) % 2):
+        with pytest.raises(ConfigError, match=r"head_dim: got 48, but heads|an even number is needed"):
+            RopeConfig.from_hf(data, layer_type=layer)
+        return
     assert RopeConfig.from_hf(data, layer_type=layer).n_dims == 2 * pairs, given
 
 
-PARTIAL = sorted(name for name, kind in MODELS.items() if kind.partial is not None and kind.mode != "imrope")
+PARTIAL = [
+    name
+    for name in WITH_PARAMETERS
+    if MODELS[name].partial is not None and MODELS[name].mode != "imrope" and not MODELS[name].layers
+]
 
 
 @pytest.mark.parametrize("model_type", PARTIAL)
@@ -225,43 +267,80 @@ def test_no_rope_without_a_base() -> None:
             RopeConfig.from_hf({"model_type": "olmo_hybrid", **SMALL, **given})
 
 
-@pytest.mark.parametrize("model_type", sorted(set(MODELS) - OUTER))
-def test_model_type_pairing(model_type: str) -> None:
-    if model_type not in CONFIG_MAPPING_NAMES:
-        pytest.skip(f"transformers {transformers.__version__} has no {model_type}")
-    # For two heads of 8 elements the partner of element 0 is 1 (neighbours) or 4 (halves).
-    module = modeling(model_type)
-    x, quarter = torch.zeros(1, 1, 1, 8), torch.full((1, 1, 8), torch.pi / 2)
-    x[..., 0] = 1.0
-    if hasattr(module, "apply_rotary_pos_emb_interleave"):
-        out = module.apply_rotary_pos_emb_interleave(x, x, quarter.cos(), quarter.sin())[0]
-        # The result comes with its halves apart: element 1 stands at 4.
-        assert int(out.abs().argmax()) == 4
-        x = torch.zeros(1, 1, 1, 8)
-        x[..., 1] = 1.0
-        out = module.apply_rotary_pos_emb_interleave(x, x, quarter.cos(), quarter.sin())[0]
-        partner = 1 if int(out.abs().argmax()) == 0 else 4
-    elif model_type in PLAIN:
-        partner = int(module.rotate_every_two(x).abs().argmax())
-    elif hasattr(module, "rotate_half"):
-        assert float(module.rotate_half(x).sum()) == 1.0  # +1 at the partner: the usual direction
-        partner = int(module.rotate_half(x).abs().argmax())
-    elif hasattr(module, "apply_rotary_emb"):  # complex numbers
-        turn = torch.polar(torch.ones(1, 1, 4), torch.full((1, 1, 4), torch.pi / 2))
-        partner = int(module.apply_rotary_emb(x, x, turn)[0].abs().argmax())
-    else:
-        half = quarter[..., :4]
-        partner = int(module.apply_rotary_pos_emb(x, x, half.cos(), half.sin())[0].abs().argmax())
-    assert MODELS[model_type].mode == "normal" if partner == 1 else MODELS[model_type].mode != "normal"
-
-
-@pytest.mark.parametrize("model_type", sorted(PLAIN))
+@pytest.mark.parametrize("model_type", ["gptj", "codegen"])
 def test_model_type_with_a_fixed_table(model_type: str) -> None:
-    hf = build(model_type)
-    table = modeling(model_type).create_sinusoidal_positions(50, hf.rotary_dim).double().numpy()
+    family = families()[model_type]
+    hf = family.build()
+    table = vars(sys.modules[family.rotary.__module__])["create_sinusoidal_positions"](50, hf.rotary_dim).double()
     config = RopeConfig.from_hf(hf.to_dict())
     angle = np.arange(50)[:, None] * omegas(config)
     np.testing.assert_allclose(table, np.concatenate([np.sin(angle), np.cos(angle)], axis=1), atol=2e-5)
+    turned = family.apply(torch.eye(8)[None, :1, None], torch.ones(1, 1, 4), torch.zeros(1, 1, 4))
+    assert int(turned.abs().argmax()) == 1
+
+
+@pytest.mark.parametrize("model_type", ["wav2vec2-bert", "wav2vec2-conformer", "seamless_m4t"])
+def test_speech_encoders(model_type: str) -> None:
+    given = {"position_embeddings_type": "rotary", "rotary_embedding_base": 5000}
+    hf = build(model_type, **given)
+    name = f"transformers.models.{hf.__module__.split('.')[2]}.modeling_{hf.__module__.split('.')[2]}"
+    module = importlib.import_module(name)
+    rotary_class = next(value for key, value in vars(module).items() if key.endswith("RotaryPositionalEmbedding"))
+    config = RopeConfig.from_hf(hf.to_dict())
+    assert_same(config, rotary_class(hf).inv_freq.numpy(), 1.0, model_type)
+    with pytest.raises(ConfigError, match=r"position_embeddings_type: got 'relative', .* only if it is 'rotary'"):
+        RopeConfig.from_hf({**hf.to_dict(), "position_embeddings_type": "relative"})
+
+
+def test_esm_and_roformer() -> None:
+    esm = build("esm", position_embedding_type="rotary", vocab_size=33, mask_token_id=1, rope_theta=500.0)
+    family = families()["esm"]
+    assert_same(RopeConfig.from_hf(esm.to_dict()), *tables(family, esm)[None], "esm")
+    assert pairing(family, esm, None)[0] == "neox"
+    roformer = importlib.import_module("transformers.models.roformer.modeling_roformer")
+    attention = roformer.RoFormerSelfAttention
+    config = RopeConfig.from_hf(build("roformer").to_dict())
+    weight = roformer.RoFormerSinusoidalPositionalEmbedding(10, 64).create_weight()[3]
+    turned, _ = attention.apply_rotary_position_embeddings(weight, torch.eye(64), torch.eye(64))
+    angle = 3.0 * omegas(config)[0]
+    assert (config.mode, config.n_dims) == ("normal", 64)
+    np.testing.assert_allclose(turned[0, :2], [np.cos(angle), np.sin(angle)], atol=1e-6)
+
+
+@pytest.mark.parametrize("seq_len", [4096, 4097])
+def test_phimoe(seq_len: int) -> None:
+    """The magnitude is short_mscale or long_mscale, by length; the divisors stay the short ones."""
+    params = {"type": "longrope", "short_factor": SHORT, "long_factor": LONG, "short_mscale": 1.25, "long_mscale": 1.5}
+    given = {**SMALL, "rope_scaling": {**params, "original_max_position_embeddings": 4096}}
+    hf = build("phimoe", **copy.deepcopy(given))
+    cos, sin = rotary("phimoe", hf)(torch.zeros(1, 1), torch.tensor([[1, seq_len - 1]]))
+    config = RopeConfig.from_hf({"model_type": "phimoe", **given}, seq_len)
+    assert config.attn_factor == (1.25 if seq_len == 4096 else 1.5)
+    got = omegas(config), config.attn_factor
+    np.testing.assert_allclose(cos[0, 0, :64], np.cos(got[0]) * got[1], atol=1e-6)
+    np.testing.assert_allclose(sin[0, 0, :64], np.sin(got[0]) * got[1], atol=1e-6)
+    assert RopeConfig.from_hf(hf.to_dict(), seq_len) == config
+    for changes, message in (
+        ({"rope_scaling": {**params, "short_mscale": None}}, "short_mscale: missing, rope type 'longrope' needs it"),
+        ({"rope_scaling": params, "original_max_position_embeddings": 4096}, "embeddings: missing, transformers reads"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            RopeConfig.from_hf({"model_type": "phimoe", **given, **changes}, seq_len)
+
+
+@pytest.mark.parametrize("model_type", ["hunyuan_v1_dense", "hunyuan_v1_moe"])
+def test_hunyuan_s_alpha(model_type: str) -> None:
+    beside = {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0, "factor": 1.0}
+    given = {**SMALL, **HEAD, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, **beside}}
+    hf = build(model_type, **copy.deepcopy(given))
+    config = RopeConfig.from_hf({"model_type": model_type, **given})
+    assert_same(config, *tables(families()[model_type], hf)[None], model_type)
+    assert config.freq_base == pytest.approx(1.11588e7, rel=1e-5)
+
+
+def test_a_configuration_object() -> None:
+    hf = build("qwen3", **SMALL, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    assert RopeConfig.from_hf(hf) == RopeConfig("neox", n_dims=128, freq_base=5e5)
 
 
 @pytest.mark.parametrize(("model_type", "sections"), [("qwen3_vl_text", [24, 20, 20]), ("qwen3_5_text", [11, 11, 10])])
@@ -284,7 +363,7 @@ def test_preset(name: str) -> None:
     entry = presets._entry(name)
     text = data.get("text_config", data)
     model_type = {"qwen2_vl": "qwen2_vl_text"}.get(text["model_type"], text["model_type"])
-    if model_type in PLAIN:
+    if model_type == "gptj":
         assert RopeConfig.preset(name).n_dims == text["rotary_dim"]
         return
     options = {key: value for key, value in text.items() if key != "model_type"}
@@ -304,6 +383,7 @@ def test_preset(name: str) -> None:
     assert RopeConfig.from_hf(hf.to_dict(), seq_len, layer_type=layer) == RopeConfig.preset(name)
 
 
+FIELDS = set(ModelKind.__dataclass_fields__)
 PER_LAYER: dict[str, dict[str, Any]] = {
     "yarn": {"rope_type": "yarn", "factor": 4.0},
     "yarn-own-length": {"rope_type": "yarn", "factor": 4.0, **ORIGINAL},

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
+import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 from plain_rope import magnitude, omegas
 
 from clrope.config import RopeConfig
+from clrope.io.hf_models import ModelKind, table
 from clrope.io.hf_rope import UNROTATED
 
 with warnings.catch_warnings():
@@ -19,7 +20,22 @@ with warnings.catch_warnings():
     pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers", minversion="5.0")
     transformers.logging.set_verbosity_error()
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
+    sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+    from tools.transformers_models import ADJUST, WITHOUT_PARAMETERS, Probe, families, pairing, row, tables
+
+__all__ = [
+    "ADJUST",
+    "HEAD",
+    "MODELS",
+    "OWN_SIZES",
+    "SMALL",
+    "WITH_PARAMETERS",
+    "Probe",
+    "assert_same",
+    "build",
+    "families",
+]
+__all__ += ["pairing", "rotary", "row", "tables", "transformers"]
 
 SMALL: dict[str, Any] = {
     "vocab_size": 32,
@@ -30,54 +46,32 @@ SMALL: dict[str, Any] = {
     "num_key_value_heads": 1,
     "max_position_embeddings": 131072,
 }
-
-# What a model type's default configuration needs to be one that can be read.
+#: Model types with parts whose sizes have to agree with their own.
+OWN_SIZES = {"gradium_phonon_tts", "pocket_tts", "dots3_note_audio_encoder", "nemotron3_5_transcribe_word_timestamp"}
+OWN_SIZES |= {"zamba2"}
 HEAD = {"head_dim": 128}
-ADJUST: dict[str, dict[str, Any]] = {
-    "granitemoehybrid": {"position_embedding_type": "rope"},
-    "glm4_moe": HEAD,
-    "glm4v_moe_text": {**HEAD, "rope_parameters": {"mrope_section": [8, 12, 12]}},
-    "qwen2_vl_text": {"rope_parameters": {"mrope_section": [16, 24, 24]}},
-    "qwen2_5_vl_text": {"rope_parameters": {"mrope_section": [16, 24, 24]}},
-    "qwen2_5_omni_text": {"rope_parameters": {"mrope_section": [16, 24, 24]}},
-    "qwen3_vl_text": {"rope_parameters": {"mrope_section": [24, 20, 20], "mrope_interleaved": True}},
-    "qwen3_vl_moe_text": {"rope_parameters": {"mrope_section": [24, 20, 20], "mrope_interleaved": True}},
-    "qwen3_omni_moe_text": {**HEAD, "rope_parameters": {"mrope_section": [24, 20, 20]}},
-    "qwen3_5_text": {"rope_parameters": {"mrope_section": [11, 11, 10], "mrope_interleaved": True}},
-    "qwen3_5_moe_text": {"rope_parameters": {"mrope_section": [11, 11, 10], "mrope_interleaved": True}},
-}
-#: Outer names for files that hold the text model's keys at the root; their inner names are tested.
-OUTER = {"qwen2_vl", "qwen2_5_vl"}
-PLAIN = {"gptj", "codegen"}
-
-
-def modeling(model_type: str) -> Any:
-    name = model_type_to_module_name(model_type).replace("-", "_")
-    return importlib.import_module(f"transformers.models.{name}.modeling_{name}")
-
-
-def rotary(model_type: str, hf: Any) -> Any:
-    """The text model's rotary module, built from a configuration."""
-    found = []
-    for name, value in vars(modeling(model_type)).items():
-        other = any(word in name for word in ("Vision", "Audio", "DiT", "Talker", "Esm", "SaProt"))
-        if inspect.isclass(value) and name.endswith("RotaryEmbedding") and not other:
-            found.append(value)
-    assert found, f"no rotary module in {modeling(model_type).__name__}"
-    text = [value for value in found if "Text" in value.__name__] or found
-    return text[0](hf)
+MODELS: dict[str, ModelKind] = dict(table().models)
+#: Model types with `rope_parameters` that the installed version has.
+WITH_PARAMETERS = sorted((MODELS.keys() & families().keys()) - WITHOUT_PARAMETERS.keys())
 
 
 def build(model_type: str, **options: Any) -> Any:
-    module = importlib.import_module(f"transformers.models.{model_type_to_module_name(model_type)}")
-    return getattr(module, CONFIG_MAPPING_NAMES[model_type])(**options)
+    """A configuration, also of a model type without a rotary class of its own."""
+    if model_type in families():
+        return families()[model_type].build(**options)
+    return transformers.AutoConfig.for_model(model_type, **options)
+
+
+def rotary(model_type: str, hf: Any) -> Any:
+    """The model's rotary module, built from a configuration."""
+    return families()[model_type].module(hf)
 
 
 def assert_same(config: RopeConfig, inv_freq: Any, attention: float, note: str) -> None:
-    got, want = omegas(config), inv_freq.double().numpy()
+    got, want = omegas(config), np.asarray(inv_freq, dtype=np.float64)
     still = want == 0
     assert got.shape == want.shape, f"{note}: {got.shape} pairs, transformers has {want.shape}"
     assert (got[still] <= 1.0 / UNROTATED).all(), note
     # transformers computes in float32: base ** exponent is off by a few units of 6e-8, more for large exponents.
-    np.testing.assert_allclose(got[~still], want[~still], rtol=2e-6, err_msg=note)
+    np.testing.assert_allclose(got[~still], want[~still], rtol=3e-6, err_msg=note)
     assert magnitude(config) == pytest.approx(attention, rel=1e-12), note
