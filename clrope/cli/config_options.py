@@ -6,8 +6,9 @@ import dataclasses
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -50,6 +51,22 @@ _OPTIONS: Mapping[str, Any] = {
     ),
 }
 _SOURCES = ("config", "gguf", "hf", "preset")
+#: Arguments as messages of the package name them: one with a value, or one at the start.
+_ARGUMENT = re.compile(r"\b(mode|layer_type|seq_len)='(\w+)'|(?<![\w.])(layer_type|seq_len): (?=not given|got)")
+
+
+@contextmanager
+def naming_options() -> Iterator[None]:
+    """Let the messages of `ConfigError` raised inside name options, not arguments in Python."""
+
+    def option(found: re.Match[str]) -> str:
+        name = (found[1] or found[3]).replace("_", "-")
+        return f"--{name} {found[2]}" if found[1] else f"--{name}: "
+
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(_ARGUMENT.sub(option, str(error))) from error
 
 
 def takes_config(command: Callable[..., None]) -> Callable[..., None]:
@@ -96,7 +113,8 @@ def _read_config(given: dict[str, Any]) -> RopeConfig:
     if "gguf" in given or "hf" in given:
         read = RopeConfig.from_gguf if "gguf" in given else RopeConfig.from_hf
         reading = {name: given.get(name) for name in ("seq_len", "layer_type")}
-        return dataclasses.replace(read(given[sources[0]], mode=fields.get("mode"), **reading), **fields)
+        with naming_options():
+            return dataclasses.replace(read(given[sources[0]], mode=fields.get("mode"), **reading), **fields)
     if "preset" in given:
         return dataclasses.replace(RopeConfig.preset(given["preset"]), **fields)
     if "mode" not in fields:

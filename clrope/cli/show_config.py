@@ -17,7 +17,7 @@ from ..errors import ConfigError, RopeError, naming_file
 from ..io.json_object import read_json_object
 from ..output_file import write_file
 from ..printable import printable
-from .config_options import parse_mode_flag
+from .config_options import naming_options, parse_mode_flag
 from .options import AsJson, LayerType, Mode, Quiet, SeqLen, value
 from .output import check_places, print_fields, print_json, print_line, print_table
 
@@ -45,12 +45,15 @@ def show_config(
 
     Prints what was understood of SOURCE, and the wavelength of every pair of elements.
     """
+    from ..io.hf import notes_from_hf
     from ..io.summary import summarise
 
     if plot is not None and not plot.suffix:
         raise ConfigError(f"--plot: got {str(plot)!r}, a suffix such as .png or .svg is needed")
     check_places({"--plot": plot}, [source])
-    kind, config = read_source(source, mode, layer_type, seq_len)
+    with naming_options():
+        kind, config = read_source(source, mode, layer_type, seq_len)
+    notes = notes_from_hf(source) if kind == "Hugging Face" else []
     if config.n_dims is None and head_dim is None:
         raise ConfigError(f"--head-dim: needed, {source} does not state how many elements a head has")
     rows = summarise(config, head_dim)
@@ -68,6 +71,7 @@ def show_config(
                 "schema": "clrope.config/1",
                 "source": source,
                 "kind": kind,
+                "notes": notes,
                 "config": config.to_dict(),
                 "magnitude": magnitude,
                 "pairs": pairs,
@@ -82,6 +86,8 @@ def show_config(
     shown["magnitude of cos and sin"] = f"{magnitude:.9g}"
     print_line(f"{source} ({kind})")
     print_fields(shown.items())
+    for note in notes:
+        print_line(f"not in this: {note}")
     print_table(
         "Pairs",
         ["#pair", "#elements", "axis", "#radians per position", "#wavelength in positions"],
@@ -97,7 +103,8 @@ def read_source(source: str, mode: str | None, layer_type: str | None, seq_len: 
     pairing = parse_mode_flag(mode)
     if path.suffix.lower() == ".gguf":
         return "GGUF", RopeConfig.from_gguf(path, mode=pairing, seq_len=seq_len, layer_type=layer_type)
-    if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
+    # A name with a slash is no preset; `os.path.isdir` is, unlike Path's, False for a name that is too long.
+    if os.path.isdir(path) or (len(path.parts) > 1 and not os.path.lexists(path) and path.suffix.lower() != ".json"):
         return "Hugging Face", RopeConfig.from_hf(path, seq_len, layer_type=layer_type, mode=pairing)
     if path.suffix.lower() == ".json" or os.path.isfile(path):
         data = read_json_object(path)

@@ -80,6 +80,21 @@ def test_config_of_every_kind_of_source(call: Call, llama: tuple[Path, Path], tm
     assert clrope.RopeConfig.from_dict(data["config"]) == clrope.RopeConfig("normal", n_dims=8, freq_base=100.0)
 
 
+def test_config_names_options_and_what_it_leaves_out(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    sizes = {"hidden_size": 256, "num_attention_heads": 4, "rope_theta": 1e4}
+    file.write_text(json.dumps({"model_type": "new", **sizes}), encoding="utf-8")
+    for words in (("config", file), ("explain", "--hf", file, "--shape", "1,1,4,64")):
+        assert "give --mode neox (rotate_half) or --mode normal (neighbouring pairs)" in call(*words).stderr
+    file.write_text(json.dumps({"model_type": "gemma3_text", **sizes}), encoding="utf-8")
+    assert "--layer-type: not given" in call("config", file).stderr
+    scaling = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 512, "llama_4_scaling_beta": 0.1}
+    file.write_text(json.dumps({"model_type": "ministral3", **sizes, "rope_scaling": scaling}), encoding="utf-8")
+    note = "llama_4_scaling_beta: 0.1, which scales q by its position, not the angles"
+    assert json.loads(call("config", file, "--json").stdout)["notes"] == [note]
+    assert f"not in this: {note}" in call("config", file).stdout
+
+
 def test_config_of_a_gguf_file(call: Call, tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
     path = tmp_path / "model.gguf"
@@ -104,6 +119,7 @@ def test_config_refuses_by_name(call: Call, tmp_path: Path) -> None:
     for words, message in (
         ([open_ended], "--head-dim: needed"),
         (["no-such-preset"], "preset: got 'no-such-preset'"),
+        (["Qwen/Qwen2.5-7B"], "names on the Hugging Face Hub are not downloaded: give the path of"),
         ([tmp_path / "none.json"], "none.json: cannot be read"),
         (["llama-3.1-8b", "--mode", "gptj"], "mode: got 'gptj'"),
     ):
