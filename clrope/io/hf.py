@@ -138,6 +138,9 @@ def _kind(data: Mapping[str, Any], mode: str | int | None) -> tuple[ModelKind, M
         return kind or UNKNOWN, parse_mode(mode)
     if isinstance(name, str) and name in table().refused:
         raise ConfigError(f"model_type: {name!r} is none of the five modes, because {table().refused[name]}")
+    if kind is None and isinstance(name, str) and name in table().parts:
+        parts = ", ".join(f"{key} ({inner})" for key, inner in table().parts[name].items())
+        raise ConfigError(f"model_type: {name!r} is a model of several parts, none of which is here: {parts}")
     if kind is None:
         what = "missing" if name is None else f"got {shown(name)}, whose pairing is not known here"
         raise ConfigError(f"model_type: {what}; give mode='neox' (rotate_half) or mode='normal' (neighbouring pairs)")

@@ -202,6 +202,10 @@ def test_the_language_model_s_part() -> None:
         RopeConfig.from_hf({"model_type": "new", "a": QWEN, "b": QWEN})
     with pytest.raises(ConfigError, match=r"'dia', whose parts have .*: 'encoder_config', 'decoder_config'; give one"):
         RopeConfig.from_hf({"model_type": "dia", "encoder_config": {"head_dim": 128}, "decoder_config": {}})
+    with pytest.raises(
+        ConfigError, match=r"'qwen4_exp' is a model of .*, none of which is here: text_config \(qwen4_exp_t"
+    ):
+        RopeConfig.from_hf({"model_type": "qwen4_exp", "hidden_size": 256, "num_attention_heads": 2})
     with pytest.raises(ConfigError, match="rope_theta: llm_config, the only part that transformers reads it"):
         RopeConfig.from_hf({"model_type": "any_vl", "llm_config": QWEN, "rope_theta": 5.0})
 
