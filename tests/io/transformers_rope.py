@@ -48,7 +48,7 @@ SMALL: dict[str, Any] = {
 }
 #: Model types with parts whose sizes have to agree with their own.
 OWN_SIZES = {"gradium_phonon_tts", "pocket_tts", "dots3_note_audio_encoder", "nemotron3_5_transcribe_word_timestamp"}
-OWN_SIZES |= {"zamba2"}
+OWN_SIZES |= {"zamba2", "cosmos3_edge_text"}
 HEAD = {"head_dim": 128}
 MODELS: dict[str, ModelKind] = dict(table().models)
 #: Model types with `rope_parameters` that the installed version has.
