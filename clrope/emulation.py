@@ -84,7 +84,7 @@ def emulate_cos_sin(
     Raises `ShapeError` and `ConfigError` as `clrope.Rope.cos_sin` does.
     """
     config = config if head_dim is None else config.for_head_dim(head_dim)
-    return _tables(position_rows(positions, config, batch=None, seq=None), config, real)
+    return emulate_tables(position_rows(positions, config, batch=None, seq=None), config, real)
 
 
 def emulate_rope(
@@ -100,7 +100,7 @@ def emulate_rope(
     config = config.for_head_dim(canonical(array, layout).shape[3])
     batches, tokens = canonical(array, layout).shape[:2]
     where = position_rows(positions, config, batch=batches, seq=tokens)
-    cosine, sine = _tables(where, config, "f64" if name == "f64" else "f32")
+    cosine, sine = emulate_tables(where, config, "f64" if name == "f64" else "f32")
     # One batch of rows a batch of x: [B, S, 1, pairs].
     rows = np.array([np.arange(part.start, part.stop) for part in where.rows_of_batch(batches)], dtype=np.intp)
     rows = rows.reshape(batches, tokens)
@@ -169,7 +169,8 @@ def _horner(coefficients: tuple[float, ...], u: npt.NDArray[Any], kind: type[np.
     return value
 
 
-def _tables(where: PositionRows, config: RopeConfig, real: Real) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def emulate_tables(where: PositionRows, config: RopeConfig, real: Real) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return cos and sin of rows as `emulate_cos_sin`; config has n_dims set."""
     table = angle_table(config)
     kind = _REAL[real]
     if config.angles == "ggml":

@@ -31,9 +31,10 @@ _NOT_WITH = {
 
 
 def _names_of_suites() -> list[str]:
+    from ..lab.lab_draw import DRAWN
     from ..suite.registry import ALL, suite_names
 
-    return [*suite_names(), ALL]
+    return [DRAWN, *suite_names(), ALL]
 
 
 def _names_of_contracts() -> list[str]:
@@ -66,7 +67,11 @@ def check_kernel(
     device: Devices = None,
     suite: Annotated[
         list[str] | None,
-        value("NAME", "Suite, or 'all' (repeatable). Default: seed and modes.", autocompletion=_names_of_suites),
+        value(
+            "NAME",
+            "Suite, 'all', or 'drawn' for no other than the drawn cases (repeatable). Default: seed and modes.",
+            autocompletion=_names_of_suites,
+        ),
     ] = None,
     text: Annotated[
         str, typer.Option("--filter", metavar="TEXT", help="Run only the cases that contain each word of TEXT.")
@@ -110,8 +115,10 @@ def check_kernel(
 ) -> None:
     """Check a kernel file of your own: is it right, on every device, and if not, why.
 
-    Runs in child processes: a kernel that crashes or never ends harms nothing. Cases that the kernel's arguments cannot
-    express are counted as such, never as right. Exit code 1 if a case is wrong, 2 if the file cannot be used.
+    Cases are drawn for the kernel, so that everything that its arguments can express occurs together; published suites
+    follow. Runs in child processes: a kernel that crashes or never ends harms nothing. Cases that the kernel's
+    arguments cannot express are counted as such, never as right. Exit code 1 if a case is wrong, or if an argument was
+    not varied; 2 if the file cannot be used.
     """
     if new is not None:
         if path:
@@ -183,7 +190,7 @@ def check_kernel(
     report = run_suites()
     if not report.ok:
         failed = any(d.first_failure is not None for d in report.devices)
-        raise SystemExit(WRONG if failed else UNUSABLE)
+        raise SystemExit(WRONG if failed or report.verdict == "NOT SHOWN" else UNUSABLE)
 
 
 def _refuse_contradictions(ways: dict[str, Any], options: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ class LabView:
             print_line(f"{run.file.path}: contract {run.file.contract.name}")
             if run.signature:
                 print_line(f"  {run.signature}")
-            print(f"seed {run.seed}; suites: {', '.join(run.suites)}; {len(run.cases)} cases", flush=True)
+            print(f"seed {run.seed}; suites: {', '.join(run.suites)}; {run.published} published cases", flush=True)
 
     def start(self, target: Target, cases: int) -> None:
         """Begin the bar of a device."""
@@ -83,10 +83,27 @@ def _print_verdicts(report: LabReport) -> None:
             print_message(f"not used: {d.target.name}: {d.target.problem}")
         if d.left_out:
             print_line(f"{d.target.name}: {d.left_out} cases were not run")
-    seed = "" if report.ok else f"  (--seed {report.seed})"
     print()
-    print_line(f"{'RIGHT' if report.ok else 'NOT RIGHT'}: {report.file.path}{seed}")
+    for line in _verdict(report):
+        print_line(line)
     sys.stdout.flush()
+
+
+def _verdict(report: LabReport) -> list[str]:
+    """Return the verdict behind what limits it."""
+    path, lines = report.file.path, []
+    if report.verdict == "NOT RIGHT":
+        return [f"NOT RIGHT: {path}  (--seed {report.seed})"]
+    if tests := [test for test, _ in report.file.contract.requires]:
+        lines.append(f"checked only where it requires: {'; '.join(tests)}")
+    for name, values in report.coverage.pinned.items():
+        lines.append(f"pinned by that: {name} = {' or '.join(map(str, values[:4]))}")
+    published, drawn = report.counts()
+    cases = f"{published} of {report.published} published cases and {drawn} drawn cases"
+    if report.verdict == "RIGHT":
+        return [*lines, f"RIGHT: {cases} ({path})"]
+    missing = "; ".join(f"{name} had {n} of {need} values" for name, (n, need) in report.coverage.missing.items())
+    return [*lines, f"NOT SHOWN: {missing}: {cases} ({path})"]
 
 
 def _print_failure(target: Target, result: LabResult) -> None:

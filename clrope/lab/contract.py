@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ..errors import ConfigError
@@ -144,6 +145,7 @@ _ANGLE_NEEDS: tuple[tuple[str, frozenset[str], str], ...] = tuple(
 )
 
 
+@lru_cache(maxsize=1024)
 def expression_of(text: str, where: str) -> Expression:
     """Return a parsed expression; raises `ConfigError` that names where it stands."""
     return Expression(text, where)
@@ -166,7 +168,7 @@ def not_expressible(
         if not exact:
             return "ggml's own angles, without tables"
     for test, names, reason in needs:
-        if not names & read and Expression(test, "a rule of contracts").value(values):
+        if not names & read and expression_of(test, "a rule of contracts").value(values):
             return reason
     if "xy" in read and not problem.in_place:
         return "calls that are not in place: it has one pointer for input and output"

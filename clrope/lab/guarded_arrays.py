@@ -1,4 +1,4 @@
-"""OpenCL arrays of a lab run: a tensor in the middle of a buffer, with poison around it that nothing may change."""
+"""Memory of a lab run: tensors, tables and positions in the middle of buffers, with poison around them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UnsupportedError
-from ..testing import bits
+from ..testing import NAN_POISON, POISON, bits
 
 if TYPE_CHECKING:
     import pyopencl
@@ -22,7 +22,8 @@ class GuardedArrays:
     """A buffer with a copy of a NumPy parent inside, and an OpenCL array for each of the parent's views.
 
     offsets: whether the arrays begin inside of the buffer; otherwise each is a sub-buffer from its lowest element on,
-    for kernels that take no offset. exact: nothing around the tensors, for a simulator that checks bounds itself.
+    for kernels that take no offset. before: bytes of the only array's buffer before its lowest element, -1 for all that
+    are in the way. exact: nothing around the tensors, for a simulator that checks bounds itself.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class GuardedArrays:
         *,
         offsets: bool,
         byte: int,
+        before: int = -1,
         exact: bool = False,
     ) -> None:
         import pyopencl as cl
@@ -43,26 +45,29 @@ class GuardedArrays:
         self._part = slice(0, parent.nbytes)
         if exact:
             self._part = slice(min(starts), max(_last_byte(view) - _address(parent) for view in views))
-            self._begin, self._size = 0, self._part.stop - self._part.start
+            self._begin = max(before, 0)
+            self._size = self._begin + self._part.stop - self._part.start
         else:
             # A sub-buffer has to begin at an aligned place.
-            self._begin = GUARD_BYTES + -starts[0] % GUARD_BYTES
+            self._begin = GUARD_BYTES + (max(before, 0) - starts[0]) % GUARD_BYTES
             size = self._begin + parent.nbytes
             self._size = size + GUARD_BYTES + -size % GUARD_BYTES
         self.buffer = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, self._size)
         self.arrays = [
-            self._array(view, start - self._part.start, offsets or exact)
+            self._array(view, start - self._part.start, offsets or exact, -1 if exact else before)
             for view, start in zip(views, starts, strict=True)
         ]
         self._before: Bytes = np.empty(0, np.uint8)
 
-    def _array(self, view: npt.NDArray[Any], start: int, offsets: bool) -> Any:
+    def _array(self, view: npt.NDArray[Any], start: int, offsets: bool, before: int) -> Any:
         import pyopencl.array as cla
 
-        origin = 0 if offsets else self._begin + start
+        whole = offsets and before < 0
+        origin = 0 if whole else self._begin + start - (max(before, 0) if offsets else 0)
         if origin % (self._queue.device.mem_base_addr_align // 8):
             raise UnsupportedError("a second tensor of the same memory that begins at no aligned place")
-        data = self.buffer if offsets else self.buffer.get_sub_region(origin, _last_byte(view) - _first_byte(view))
+        end = self._begin + start + _last_byte(view) - _first_byte(view)
+        data = self.buffer if whole else self.buffer.get_sub_region(origin, end - origin)
         where = self._begin + _address(view) - _address(self._parent) - self._part.start - origin
         return cla.Array(self._queue, view.shape, view.dtype, data=data, offset=where, strides=view.strides)
 
@@ -93,6 +98,34 @@ class GuardedArrays:
     @property
     def _inside(self) -> slice:
         return slice(self._begin, self._begin + self._part.stop - self._part.start)
+
+
+class GuardedBytes:
+    """A buffer that a kernel reads, with poison on both sides. exact: without, for a simulator that checks bounds.
+
+    The poison is a large number for positions, and NaN for all else: as an integer it is -1, or the largest.
+    """
+
+    def __init__(self, queue: pyopencl.CommandQueue, data: npt.NDArray[Any], exact: bool = False) -> None:
+        import pyopencl as cl
+
+        inside = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        around = 0 if exact else GUARD_BYTES
+        byte = POISON if data.dtype.kind == "i" else NAN_POISON
+        self._whole = np.pad(inside, around, constant_values=byte)
+        flags = cl.mem_flags
+        self._queue = queue
+        self._buffer = cl.Buffer(queue.context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=self._whole)
+        #: What the kernel gets.
+        self.memory = self._buffer if exact else self._buffer.get_sub_region(around, inside.size)
+
+    def changed(self) -> int:
+        """Return how many bytes, of the data or around, are no longer what they were."""
+        import pyopencl as cl
+
+        now = np.empty_like(self._whole)
+        cl.enqueue_copy(self._queue, now, self._buffer)
+        return int(np.count_nonzero(now != self._whole))
 
 
 def _bytes(array: npt.NDArray[Any]) -> Bytes:

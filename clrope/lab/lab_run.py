@@ -1,4 +1,4 @@
-"""Runs a lab kernel through conformance suites on devices, in child processes, and gathers a report."""
+"""Runs a lab kernel through drawn cases and conformance suites, in child processes, and gathers a report."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ import msgspec
 
 from ..device import child
 from ..errors import ConfigError
+from ..suite.case import parse_case
 from ..suite.conformance import Target, targets
 from ..suite.registry import cases_of, chosen_suites
 from ..suite.rope_trial import CaseLine
+from .lab_draw import DRAWN, Coverage, may_match
 from .lab_kernel import LabFile
 from .lab_trial import LabOutcome
 from .lab_worker import LabJob
 
 #: Name and version of a report's JSON form.
 SCHEMA = "clrope.lab/1"
-#: Suites that are run if none is named.
+#: Suites that are run besides the drawn cases if none is named.
 USUAL_SUITES = ("seed", "modes")
 #: Seconds without a result after which a child is killed: the kernel never ends.
 SILENCE = 20.0
@@ -52,11 +54,12 @@ class LabResult:
 
 @dataclass
 class LabDeviceReport:
-    """The results on one device. problem: why the device cannot be used, or ''; left_out: cases that were not run."""
+    """The results on one device. left_out: cases that were not run. coverage: of those that were right."""
 
     target: Target
     results: list[LabResult] = field(default_factory=list)
     left_out: int = 0
+    coverage: Coverage = field(default_factory=Coverage)
 
     def counts(self, suite: str) -> Counter[str]:
         """Return how many cases of a suite had each status."""
@@ -84,29 +87,61 @@ class LabDeviceReport:
 
 @dataclass
 class LabReport:
-    """The results of a run."""
+    """The results of a run. published: how many cases of suites there are."""
 
     file: LabFile
     signature: str
     seed: int
     suites: list[str]
     devices: list[LabDeviceReport] = field(default_factory=list)
+    published: int = 0
 
     @property
     def ok(self) -> bool:
-        """Whether the kernel is right on every device that was used, at least one."""
-        used = [d for d in self.devices if not d.target.problem]
-        return (
-            bool(used)
-            and all(d.ok for d in used)
-            and not any(d.target.problem and d.target.asked for d in self.devices)
-        )
+        """Whether the kernel is right, and all that it takes was varied."""
+        return self.verdict == "RIGHT"
+
+    @property
+    def verdict(self) -> str:
+        """'RIGHT' on every device that was used, at least one; 'NOT RIGHT'; 'NOT SHOWN' if too little was varied."""
+        used = self._used
+        asked = any(d.target.problem and d.target.asked for d in self.devices)
+        if not used or asked or not all(d.ok for d in used):
+            return "NOT RIGHT"
+        return "NOT SHOWN" if self.coverage.missing else "RIGHT"
+
+    @property
+    def _used(self) -> list[LabDeviceReport]:
+        return [d for d in self.devices if not d.target.problem]
+
+    def right(self) -> list[LabResult]:
+        """Return the cases that were right on every device that was used."""
+        used = [[r for r in d.results if r.outcome.status == "right"] for d in self._used]
+        everywhere = set.intersection(*({(r.suite, r.case) for r in results} for results in used)) if used else set()
+        return [r for r in used[0] if (r.suite, r.case) in everywhere] if used else []
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many published cases, and how many drawn ones, were right on every device that was used."""
+        drawn = [r.suite == DRAWN for r in self.right()]
+        return len(drawn) - sum(drawn), sum(drawn)
+
+    @property
+    def coverage(self) -> Coverage:
+        """What was varied on every device that was used."""
+        all_of = [d.coverage for d in self._used]
+        missing = {name: numbers for c in all_of for name, numbers in c.missing.items()}
+        return Coverage(missing, {name: values for c in all_of for name, values in c.pinned.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         return {
             "schema": SCHEMA, "file": str(self.file.path), "contract": self.file.contract.name,
             "signature": self.signature, "seed": self.seed, "suites": self.suites, "ok": self.ok,
+            "verdict": self.verdict,
+            "coverage": {
+                "published": self.published, "published_right": self.counts()[0], "drawn_right": self.counts()[1],
+                "missing": self.coverage.missing, "pinned": self.coverage.pinned,
+            },
             "devices": [
                 {
                     "name": d.target.name, "problem": d.target.problem, "left_out": d.left_out,
@@ -122,6 +157,7 @@ class LabReport:
 class LabRun:
     """A run in the making: cases, and what is called as results come.
 
+    suites: of published cases; the drawn ones are run besides. text: words that a case has to contain, or a case.
     contract: as given to `load_file`, for the child. started: (device, number of cases); done: (device, result).
     """
 
@@ -141,21 +177,31 @@ class LabRun:
     ) -> None:
         self.file, self._contract = file, contract
         self.signature = file.check_before_run()
-        chosen = chosen_suites(suites)
-        self.suites = [s.name for s in chosen]
-        lines = [(s.name, str(c.case)) for s in chosen for c in cases_of(s, text) if isinstance(c, CaseLine)]
-        if not lines:
-            raise ConfigError(f"suite: no case of {', '.join(self.suites)} that a lab kernel can run matches {text!r}")
-        self.cases = [(suite, line, number) for number, (suite, line) in enumerate(lines)]
         self.seed = secrets.randbits(32) if seed is None else seed
+        chosen = chosen_suites(name for name in suites if name != DRAWN)
+        published = [(s.name, str(c.case)) for s in chosen for c in cases_of(s, text) if isinstance(c, CaseLine)]
+        #: Words of the cases that are drawn besides, None for none: one case, as a run has printed it, is run as it is.
+        self._draw = text if may_match(text) else None
+        if _is_case(text):
+            self._draw, published = None, published or [(DRAWN, str(parse_case(text)))]
+        self.suites = [DRAWN, *(s.name for s in chosen)]
+        self.published = sum(suite != DRAWN for suite, _ in published)
+        self.cases = [(suite, line, number) for number, (suite, line) in enumerate(published)]
+        self._text = text
+        if not published and self._draw is None:
+            raise ConfigError(self._no_case)
         self._silence, self._stop_at_first = silence, stop_at_first
         self._environment = dict(environment or {})
         self._started, self._done = started, done
 
+    @property
+    def _no_case(self) -> str:
+        return f"suite: no case of {', '.join(self.suites)} that a lab kernel can run matches {self._text!r}"
+
     def on_devices(self, selectors: Sequence[str] = ()) -> LabReport:
         """Run on devices, as `clrope verify` chooses them, and return the report."""
         found = targets(selectors)
-        report = LabReport(self.file, self.signature, self.seed, self.suites)
+        report = LabReport(self.file, self.signature, self.seed, self.suites, published=self.published)
         keys = [t.device.key for t in found if t.device is not None]
         seen: Counter[str] = Counter()
         for target in found:
@@ -164,6 +210,9 @@ class LabRun:
                 ordinal = seen[target.device.key] if keys.count(target.device.key) > 1 else 0
                 seen[target.device.key] += 1
             report.devices.append(self._on_device(target, ordinal))
+        ran = {r.suite for d in report.devices for r in d.results}
+        if DRAWN not in ran:
+            report.suites = [name for name in self.suites if name != DRAWN]
         return report
 
     def _on_device(self, target: Target, ordinal: int) -> LabDeviceReport:
@@ -172,16 +221,23 @@ class LabRun:
             return report
         self._started(target, len(self.cases))
         todo, ended, silence = list(self.cases), 0, self._silence
-        while todo:
+        while todo or self._draw is not None:
             job = LabJob(
                 str(self.file.path), self._contract, self.file.kernel, list(self.file.options), target.device.key,
-                ordinal, False, self.seed, todo, self._stop_at_first,
+                ordinal, False, self.seed, todo, self._stop_at_first, self._draw,
             )  # fmt: skip
-            heard = _Heard(report, self.cases, lambda result: self._done(target, result))
+            heard = _Heard(
+                report, self.cases, lambda cases: self._started(target, cases), lambda r: self._done(target, r)
+            )
             result = child.run(
                 msgspec.to_builtins(job), self._environment, module="clrope.lab.lab_worker", limit=3600.0,
                 silence=silence, heard=heard,
             )  # fmt: skip
+            if heard.cases is not self.cases:  # for the other devices, too
+                self.cases, self._draw = heard.cases, None
+                todo = list(self.cases)
+                if not todo:
+                    raise ConfigError(self._no_case)
             if result.outcome == "ok":
                 report.left_out = len(self.cases) - len(report.results)
                 break
@@ -197,17 +253,31 @@ class LabRun:
         return report
 
 
+def _is_case(text: str) -> bool:
+    try:
+        parse_case(text)
+    except ConfigError:
+        return False
+    return True
+
+
 class _Heard:
     """Takes a child's entries and makes results of them."""
 
     def __init__(
-        self, report: LabDeviceReport, cases: Sequence[tuple[str, str, int]], done: Callable[[LabResult], None]
-    ) -> None:
-        self._report, self._cases, self._done = report, cases, done
+        self, report: LabDeviceReport, cases: list[tuple[str, str, int]], started: Callable[[int], None],
+        done: Callable[[LabResult], None],
+    ) -> None:  # fmt: skip
+        self._report, self.cases, self._started, self._done = report, cases, started, done
         #: The case that was begun last, -1 for none.
         self.number = -1
 
     def __call__(self, entry: dict[str, Any]) -> None:
+        if "cases" in entry:
+            self.cases = [(suite, line, number) for suite, line, number in entry["cases"]]
+            self._started(len(self.cases))
+        if "coverage" in entry:
+            self._report.coverage = msgspec.convert(entry["coverage"], Coverage)
         if "begin" in entry:
             self.number = entry["begin"]
         if "case" in entry:
@@ -224,11 +294,11 @@ class _Heard:
             reason = f"the kernel did not end: {reason}; the process was stopped (--seconds N waits longer)"
         known = {(r.suite, r.case) for r in self._report.results}
         number = max(self.number, 0)
-        if self._cases[number][:2] not in known:
+        if self.cases and self.cases[number][:2] not in known:
             self._add(number, LabOutcome(status, detail=f"{reason}{': ' + last if last else ''}"), 0.0)
 
     def _add(self, number: int, outcome: LabOutcome, seconds: float) -> None:
-        suite, line, _ = self._cases[number]
+        suite, line, _ = self.cases[number]
         result = LabResult(suite, line, outcome, seconds)
         self._report.results.append(result)
         self._done(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,14 @@ class BoundValue:
 
 @dataclass(frozen=True, eq=False)
 class ArrayValue:
-    """Numbers of the configuration, given as a read-only buffer of the argument's type."""
+    """Numbers of the configuration, given as a read-only buffer of the argument's type; made when they are needed."""
 
-    numbers: npt.NDArray[Any]
+    make: Callable[[], npt.NDArray[Any]]
+
+    @property
+    def numbers(self) -> npt.NDArray[Any]:
+        """The numbers."""
+        return self.make()
 
 
 #: Each name that an expression may use, and what it is. Strides are in elements.
@@ -73,7 +79,7 @@ def values_of(problem: Problem, config: RopeConfig, repeats: int) -> dict[str, A
     repeats: how often rows of tables or positions are repeated.
     """
     batch, tokens, heads, head_dim = problem.shape
-    pairs, table = problem.pairs.pairs, angle_table(config)
+    pairs = problem.pairs.pairs
     rows = tokens if problem.row_stride == 0 else (batch - 1) * problem.row_stride + tokens
     values: dict[str, Any] = {
         "x": BoundValue("x"), "y": BoundValue("y"), "xy": BoundValue("x"),
@@ -81,7 +87,7 @@ def values_of(problem: Problem, config: RopeConfig, repeats: int) -> dict[str, A
         "x_offset_bytes": BoundValue("x_offset", problem.itemsize),
         "y_offset_bytes": BoundValue("y_offset", problem.itemsize),
         "cos_table": BoundValue("cosine"), "sin_table": BoundValue("sine"), "positions": BoundValue("positions"),
-        "row_numbers": ArrayValue(np.arange(rows * repeats)),
+        "row_numbers": ArrayValue(lambda: np.arange(rows * repeats)),
         "batch": batch, "tokens": tokens, "heads": heads, "head_dim": head_dim,
         "itemsize": problem.itemsize, "dtype": problem.dtype,
         "n_dims": 2 * pairs, "pairs": pairs, "slots": head_dim - pairs, "n_offs": problem.pairs.window,
@@ -93,8 +99,8 @@ def values_of(problem: Problem, config: RopeConfig, repeats: int) -> dict[str, A
         "beta_slow": config.beta_slow, "n_ctx_orig": config.n_ctx_orig,
         "theta_scale": config.freq_base ** (-2 / (config.n_dims or 2)),
         "has_factors": int(config.freq_factors is not None),
-        "freq_factors": ArrayValue(np.array((config.freq_factors or (1.0,) * pairs)[:pairs])),
-        "omega": ArrayValue(table.omega), "step": ArrayValue(table.step),
+        "freq_factors": ArrayValue(lambda: np.array((config.freq_factors or (1.0,) * pairs)[:pairs])),
+        "omega": ArrayValue(lambda: angle_table(config).omega), "step": ArrayValue(lambda: angle_table(config).step),
         "sections": config.sections or (0, 0, 0, 0), "uses_sections": int(config.uses_sections),
         "config_n_dims": config.n_dims,
     }  # fmt: skip

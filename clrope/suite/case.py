@@ -18,8 +18,9 @@ from ..layout import DTYPES
 from .wide_values import WIDE_TYPES
 
 #: How positions are drawn. 'far': all of ±2**31; 'huge': all 64-bit integers; 'offset': one int; 'back': one int below
-#: 0; 'offsets': [B]; 'batch': [B, S]; 'three': [3, S]; 'packed': sequences along S, each counting up from its offset.
-POSITIONS = ("random", "signed", "offset", "back", "offsets", "batch", "three", "packed", "far", "huge")
+#: 0; 'offsets': [B]; 'batch': [B, S]; 'each': [B, S], of both signs; 'three': [3, S]; 'packed': sequences along S, each
+#: counting up from its offset.
+POSITIONS = ("random", "signed", "offset", "back", "offsets", "batch", "each", "three", "packed", "far", "huge")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 #: Layouts of x in memory; see `Case.v`.
 VIEWS = range(7)
@@ -54,6 +55,8 @@ class Case:
     pos:    one of `POSITIONS`; pt: their integer type.
     angles: 'exact' or 'ggml'.
     vals:   one of `VALUES`.
+    xs, ys: strides of x and of the output in elements, in the order of ne_a, of either sign; v and o do not count then.
+    xo, yo: elements of the buffer before x and before the output; -1 leaves them open.
     forward: False is written as ROPE_BACK.
     """
 
@@ -80,6 +83,10 @@ class Case:
     pt: str = "int32"
     angles: Angles = "exact"
     vals: str = "uniform"
+    xs: tuple[int, int, int, int] | None = None
+    ys: tuple[int, int, int, int] | None = None
+    xo: int = -1
+    yo: int = -1
     forward: bool = True
 
     def __post_init__(self) -> None:
@@ -100,8 +107,21 @@ class Case:
             raise ConfigError(f"vals: got 'wide' with type {self.type}, allowed with it are {', '.join(WIDE_TYPES)}")
         if self.sections is not None and len(self.sections) != 4:
             raise ConfigError(f"sections: got {list(self.sections)}, 4 counts are needed")
+        self._check_memory()
         if sorted(self.lo) not in (sorted("bsnd"), sorted("snd")) or ("b" not in self.lo and self.ne_a[3] != 1):
             raise ConfigError(f"lo: got {self.lo!r}, allowed is any order of b, s, n, d; without b for one batch only")
+
+    def _check_memory(self) -> None:
+        for name, strides in (("xs", self.xs), ("ys", self.ys)):
+            if strides is not None and (len(strides) != 4 or _overlap(self.ne_a, strides)):
+                raise ConfigError(f"{name}: got {list(strides)}, 4 strides are needed with which no elements overlap")
+        if self.xs is not None and self.v == 3:
+            raise ConfigError("xs: given together with v=3, whose tensors have places of their own")
+        for name, first in (("xo", self.xo), ("yo", self.yo)):
+            if not -1 <= first <= 1 << 20:
+                raise ConfigError(f"{name}: got {first}, allowed are -1 to 2**20 elements")
+        if self.inplace and (self.ys is not None or self.yo != -1):
+            raise ConfigError("ys, yo: given together with inplace=1, where the output is the input")
 
     @property
     def shape(self) -> dict[str, int]:
@@ -167,6 +187,16 @@ def parse_case(text: str) -> Case:
     if missing:
         raise ConfigError(f"case: {text.strip()!r} has no {', '.join(missing)}")
     return Case(**values)
+
+
+def _overlap(lengths: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether two elements may have one place: each stride has to pass all that the smaller ones reach."""
+    reach = 0
+    for stride, length in sorted((abs(s), n) for s, n in zip(strides, lengths, strict=True) if n > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (length - 1)
+    return False
 
 
 def _text(value: object) -> str:

@@ -51,6 +51,13 @@ def _drawn_cut(rng: np.random.Generator, letter: str, length: int) -> Cut:
     return last + 1 + after, part
 
 
+def _dense_steps(shape: list[int]) -> list[int]:
+    steps = [1]
+    for length in reversed(shape[1:]):
+        steps.append(steps[-1] * length)
+    return steps[::-1]
+
+
 class Memory:
     """A parent tensor with a call's views of it.
 
@@ -58,22 +65,45 @@ class Memory:
     views:  the tensors of the call, axes in the order of the case's layout.
     """
 
-    def __init__(self, case: Case, view: int) -> None:
-        dtype = DTYPES[case.type]
-        self._case, self._cuts = case, _cuts(case, view)
-        self._dense = view == 0
-        if self._dense:
-            size = int(np.prod(case.ne_a))
-            self.parent: Array = np.zeros(size + 2 * GUARD, dtype)
+    def __init__(
+        self, case: Case, view: int, strides: tuple[int, int, int, int] | None = None, first: int = -1
+    ) -> None:
+        dtype, self._case = DTYPES[case.type], case
+        self._cuts: list[dict[str, Cut]] = []
+        if view == 0 or strides is not None:
+            self._shape = [case.shape[letter] for letter in case.lo]
+            self._steps = _dense_steps(self._shape)
+            if strides is not None:
+                by_letter = dict(zip("dnsb", strides, strict=True))
+                self._steps = [by_letter[letter] for letter in case.lo]
+            reach = [step * (length - 1) for step, length in zip(self._steps, self._shape, strict=True)]
+            before = GUARD + max(first, 0)
+            #: Where element [0, 0, 0, 0] is.
+            self._start = before - sum(min(0, r) for r in reach)
+            self.parent: Array = np.zeros(before + sum(map(abs, reach)) + 1 + GUARD, dtype)
         else:
+            self._cuts = _cuts(case, view)
             self.parent = np.zeros([self._cuts[0][letter][0] for letter in case.lo], dtype)
         self.views = self._views_of(self.parent)
         self._before: Array = self.parent.copy()
 
     def _views_of(self, parent: Array) -> tuple[Array, ...]:
-        if self._dense:
-            return (parent[GUARD:-GUARD].reshape([self._case.shape[letter] for letter in self._case.lo]),)
-        return tuple(parent[tuple(cut[letter][1] for letter in self._case.lo)] for cut in self._cuts)
+        if self._cuts:
+            return tuple(parent[tuple(cut[letter][1] for letter in self._case.lo)] for cut in self._cuts)
+        size = parent.itemsize
+        steps = tuple(step * size for step in self._steps)
+        return (np.ndarray(self._shape, parent.dtype, parent, self._start * size, steps),)
+
+    @classmethod
+    def of_input(cls, case: Case) -> Memory:
+        """Return the memory of a case's x."""
+        return cls(case, case.v, case.xs, case.xo)
+
+    @classmethod
+    def of_output(cls, case: Case) -> Memory:
+        """Return the memory of a case's output, other than x."""
+        laid_out = case.ys is not None or case.yo >= 0
+        return cls(case, case.v if not laid_out and (case.o or case.v == 3) else 0, case.ys, case.yo)
 
     def fill(self, rng: np.random.Generator) -> None:
         """Fill everything with uniform values in [-1, 1], or with the case's wide ones."""
@@ -82,11 +112,15 @@ class Memory:
         drawn *= 2
         drawn -= 1
         self.parent[...] = widened(drawn, self._case.type, rng) if self._case.vals == "wide" else drawn
-        self._before = self.parent.copy()
+        self.keep()
 
     def poison(self, byte: int = NAN_POISON) -> None:
         """Fill everything with a byte, so that unwritten elements show."""
         self.parent.view(np.uint8)[...] = byte
+        self.keep()
+
+    def keep(self) -> None:
+        """Take what the memory holds now for its filling."""
         self._before = self.parent.copy()
 
     def stray(self) -> int:

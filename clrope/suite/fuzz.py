@@ -271,7 +271,7 @@ class FuzzTrial(RopeTrial):
         """Return the result in one way and what is wrong with the memory. queue: None for NumPy arrays."""
         case = self.case
         several = len(self.x.views) > 1
-        target = self.x if case.inplace else Memory(case, case.v if case.o or several else 0)
+        target = self.x if case.inplace else Memory.of_output(case)
         if target is not self.x:
             target.poison()
         memories = [self.x] if target is self.x else [self.x, target]

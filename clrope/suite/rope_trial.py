@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,9 +42,11 @@ def draw_positions(case: Case, rng: np.random.Generator) -> Any:
         bounds = np.unique([0, *rng.integers(0, s, 2), s])
         return packed_positions(bounds, s, rng.integers(0, case.n_ctx, bounds.size - 1)).astype(case.pt)
     low, high = {
-        "signed": (-case.n_ctx, case.n_ctx), "far": (-(1 << 31), 1 << 31), "huge": (-(1 << 63), 1 << 63),
+        "signed": (-case.n_ctx, case.n_ctx), "each": (-case.n_ctx, case.n_ctx), "far": (-(1 << 31), 1 << 31),
+        "huge": (-(1 << 63), 1 << 63),
     }.get(case.pos, (0, case.n_ctx))  # fmt: skip
-    shape = {"offsets": (b,), "batch": (*rows, b, s), "three": (3, s)}.get(case.pos, (*rows, s))
+    own = (*rows, b, s)
+    shape = {"offsets": (b,), "batch": own, "each": own, "three": (3, s)}.get(case.pos, (*rows, s))
     return rng.integers(low, high, shape).astype(case.pt)
 
 
@@ -72,7 +75,7 @@ class RopeTrial:
     def __init__(self, case: Case, seed: int) -> None:
         self.case = case
         rng = generator(seed, str(case))
-        self.x = Memory(case, case.v)
+        self.x = Memory.of_input(case)
         self.x.fill(rng)
         factors = None
         if case.ff:
@@ -84,10 +87,15 @@ class RopeTrial:
             self.want: npt.NDArray[np.float64] = flat(
                 [reference.rope(x, self.positions, self.config, case.forward, layout=case.lo) for x in self.x.views]
             )
-            self.digest = digest_of(
-                [emulate_rope(x, self.positions, self.config, case.forward, layout=case.lo) for x in self.x.views]
-            )
         self.limit = limit_for(case.type, self.want.size, rounding=True)
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the bits of the kernels' arithmetic in NumPy, from the inputs as they are now."""
+        with np.errstate(invalid="ignore"):
+            return digest_of(
+                [emulate_rope(x, self.positions, self.config, self.case.forward, self.case.lo) for x in self.x.views]
+            )
 
     def run(self, device: DeviceInfo) -> CaseOutcome:
         """Run on the device; the inputs are as before afterwards."""
@@ -105,7 +113,7 @@ class RopeTrial:
 
     def _call(self, device: DeviceInfo) -> tuple[list[npt.NDArray[Any]], list[str]]:
         case, errors = self.case, []
-        target = self.x if case.inplace else Memory(case, case.v if case.o or len(self.x.views) > 1 else 0)
+        target = self.x if case.inplace else Memory.of_output(case)
         if not case.inplace:
             target.poison()
         single = len(self.x.views) == 1

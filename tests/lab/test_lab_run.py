@@ -246,10 +246,14 @@ def test_the_command(device: DeviceInfo, tmp_path: Path, capsys: pytest.CaptureF
     out = capsys.readouterr().out
     for part in ("wrong", "diagnosis: pairs swapped", "(b, s, n, d) =", "NOT RIGHT", short_name(device), "--seed"):
         assert part in out
-    check_kernel(str(write(tmp_path, TABLES)), device=[device.index], suite=["modes"], text=FEW, json_file="-")
+    # Three right cases of one shape show little.
+    with pytest.raises(SystemExit) as ended:
+        check_kernel(str(write(tmp_path, TABLES)), device=[device.index], suite=["modes"], text=FEW, json_file="-")
+    assert ended.value.code == 1
     report = json.loads(capsys.readouterr().out)
     assert report["schema"] == "clrope.lab/1"
-    assert report["ok"]
+    assert (report["ok"], report["verdict"]) == (False, "NOT SHOWN")
+    assert report["coverage"]["missing"]["tokens"] == [1, 3]
     assert report["devices"][0]["verdicts"] == {"modes": "right"}
 
 
