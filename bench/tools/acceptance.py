@@ -326,30 +326,22 @@ def target_table(rows: Sequence[Row]) -> Table:
     )
 
 
-def summary_table(rows: Sequence[Row]) -> Table:
-    """Return the checked rows with a column a device; what is not met is bold, with the bound in brackets."""
+def figures_table(rows: Sequence[Row]) -> Table:
+    """Return the figures of the rows with a column a device; in brackets what moving the bytes or launching alone has."""
     devices = list(dict.fromkeys(row.device for row in rows))
-    claims: dict[tuple[str, str], dict[str, str]] = {}
+    claims: dict[str, dict[str, str]] = {}
     for row in rows:
-        text = number(row.figure, row.unit)
-        if row.met is False:
-            text = f"**{text}**" + (f" ({number(row.bound, row.unit)})" if row.bound else "")
-        claims.setdefault((row.claim, row.limit), {})[row.device] = text
+        bound = f" ({number(row.bound, row.unit)})" if row.bound else ""
+        claims.setdefault(row.claim, {})[row.device] = number(row.figure, row.unit) + bound
     return Table(
         "",
-        ("claim", "#wanted", *(f"#{device}" for device in devices)),
-        tuple((claim, limit, *(found.get(d, "") for d in devices)) for (claim, limit), found in claims.items()),
+        ("measurement", *(f"#{device}" for device in devices)),
+        tuple((claim, *(found.get(d, "") for d in devices)) for claim, found in claims.items()),
         marked=True,
     )
 
 
 def machine_section(cpu: str, rows: Sequence[Row]) -> str:
-    """Return the Markdown of one machine's checked rows, without claims that no device there was measured for."""
-    measured = [row for row in rows if row.met is not None]
-    claims = {row.claim for row in measured}
-    rows = [row for row in rows if row.claim in claims]
-    met = f"{sum(row.met is True for row in measured)} of {len(measured)} rows that were measured are met"
-    return (
-        f"\n### {cpu}\n\n{summary_table(rows).markdown()}\n"
-        f"{met}; bold is what is not, in brackets what mere moving of the bytes, or bare launches, have there.\n"
-    )
+    """Return the Markdown of one machine's figures, without claims that no device there was measured for."""
+    claims = {row.claim for row in rows if row.met is not None}
+    return f"\n### {cpu}\n\n{figures_table([row for row in rows if row.claim in claims]).markdown()}"
