@@ -120,6 +120,17 @@ def matrix(session: nox.Session) -> None:
 
 
 @nox.session
+def arm64(session: nox.Session) -> None:
+    """Compare results on aarch64, by emulation, with this machine's and with the kept ones; as root, five minutes."""
+    folder = Path(session.create_tmp()) / "debian"
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run(str(ROOT / ".ci" / "arm64_chroot"), str(folder), external=True)
+    session.install("-e", ".[test]")
+    options = ("--only", "aarch64|^pypi pocl$", "--arm64", str(folder), "--require", *session.posargs)
+    session.run("python", str(ROOT / "tests" / "matrix" / "device_matrix.py"), *options)
+
+
+@nox.session
 def browser(session: nox.Session) -> None:
     """Run the tests of the report's page in the system's Chromium; that it is missing is a failure here."""
     session.install("-e", ".[test,browser]")

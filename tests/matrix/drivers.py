@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 SYSTEM = Path("/")
+CHROOT = Path(__file__).parents[2] / ".ci" / "arm64_chroot"
+ARM64 = "Debian PoCL, aarch64"
 
 
 class Run(NamedTuple):
@@ -50,7 +52,8 @@ class Driver:
     """One driver in a process environment of its own.
 
     device:    what `--device` gets; every device of the driver if empty.
-    runs:      of `clrope verify`. tests: arguments of a run of pytest; no run if empty.
+    python:    the command that starts Python.
+    runs:      of `clrope verify`; none if empty. tests: arguments of a run of pytest; no run if empty.
     variables: the environment. absent: why the driver cannot be run here.
     packages:  of PyPI, installed into a folder of their own before.
     log:       whether the driver writes findings to a log (`{log}` in the variables), which has to stay empty.
@@ -62,6 +65,7 @@ class Driver:
     device: str
     variables: Mapping[str, str] = field(default_factory=dict)
     absent: str = ""
+    python: tuple[str, ...] = (sys.executable,)
     packages: tuple[str, ...] = ()
     runs: tuple[Run, ...] = (SHORT,)
     tests: tuple[str, ...] = ()
@@ -108,6 +112,20 @@ def two_devices(driver: Driver) -> Driver:
     return with_variables(made, POCL_DEVICES="pthread pthread")
 
 
+def arm64(folder: Path | None, draw: Draw) -> Driver:
+    """Return PoCL in a Debian for aarch64 (`CHROOT`), by emulation: compiling takes five times as long there."""
+    if folder is None or not (folder / "clrope").is_dir():
+        return Driver(ARM64, "pocl", absent=f".ci/arm64_chroot {folder or 'FOLDER'}; --arm64 {folder or 'FOLDER'}")
+    modes = Run(("modes",), f"{draw.of_type('modes').words} {draw.ggml.words}".strip())
+    core = ("views", "types", "angles", "layout", "reference", "config")
+    tests = (*(f"tests/test_{name}.py" for name in core), "tests/golden/test_golden.py")
+    return Driver(
+        ARM64, "pocl", {"CLROPE_PROBE_TIMEOUT": "600"},
+        python=(str(CHROOT), str(folder.resolve()), "python3"),
+        runs=(Run(("seed", "types")), draw.of_type("layouts"), modes), tests=tests, patience=1800,
+    )  # fmt: skip
+
+
 def fpga_emulator() -> Driver:
     """Return Intel's FPGA emulator, an accelerator.
 
@@ -146,15 +164,19 @@ def not_unified(driver: Driver, layer: Path | None) -> Driver:
     return with_variables(made, OPENCL_LAYERS=str(layer), CLROPE_TEST_NOT_UNIFIED="1")
 
 
-def drivers(root: Path, layer: Path | None, draw: Draw) -> Iterator[Driver]:
+def drivers(root: Path, chroot: Path | None, layer: Path | None, draw: Draw) -> Iterator[Driver]:
     """Yield all drivers of the matrix, those that take long first.
 
-    root: where Debian's packages are unpacked. layer: the library of `fault_layer.c`.
+    root: where Debian's packages are unpacked. chroot: made by `CHROOT`. layer: the library of `fault_layer.c`.
     """
     quick, ggml = Run((*SHORT.suites, "modes")), draw.ggml
     modes, interop, both = draw.of_type("modes"), draw.of_type("interop"), draw.of_type("modes", "interop")
     intel = of_pip("intel-opencl-rt", "libintelocl.so", "PyPI Intel CPU runtime", "intel")
     pocl = of_pip("pocl-binary-distribution", "libpocl*.so", "PyPI PoCL", "pocl")
+    emulated = arm64(chroot, draw)
+    yield replace(emulated, tests=())
+    if not emulated.absent:
+        yield replace(emulated, runs=())  # at the same time
     yield replace(pocl, runs=(quick, interop, ggml))
     yield replace(intel, runs=(quick, interop, ggml))
     debian = of_debian(root, "pocl-opencl-icd", "**/libpocl.so.2", "Debian PoCL", "pocl")

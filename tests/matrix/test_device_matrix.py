@@ -6,6 +6,7 @@ import importlib.metadata
 import io
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,16 +204,29 @@ def test_absent_drivers_have_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(importlib.metadata, "files", none)
     monkeypatch.setattr(drivers, "SYSTEM", tmp_path)
-    listed = list(drivers.drivers(tmp_path, None, Draw(1)))
+    listed = list(drivers.drivers(tmp_path, None, None, Draw(1)))
     rows = [device_matrix.run(driver, 1, tmp_path)[0] for driver in listed]
-    assert len(rows) == 9
+    assert len(rows) == 10
     assert all(row.absent for row in rows)
     text = io.StringIO()
     print_table(rows, Console(file=text, width=1000))
-    assert text.getvalue().count(" absent  ") == 9
-    for reason in ("pip install intel-opencl-rt", "apt-get install mesa-opencl-icd", "apt-get install oclgrind"):
+    assert text.getvalue().count(" absent  ") == 10
+    packages = ("pip install intel-opencl-rt", "apt-get install mesa-opencl-icd", "apt-get install oclgrind")
+    for reason in (*packages, ".ci/arm64_chroot FOLDER"):
         assert reason in text.getvalue()
     assert "pip install intel-opencl-fpga-emu-rt==2025.0.5: no such package" in text.getvalue()
+
+
+def test_python_of_another_architecture(tmp_path: Path) -> None:
+    assert drivers.arm64(tmp_path, Draw(1)).absent
+    (tmp_path / "clrope").mkdir()
+    driver = drivers.arm64(tmp_path, Draw(1))
+    assert not driver.absent
+    assert Path(driver.python[0]).is_file()
+    done = device_matrix.execute(
+        replace(driver, python=("echo", *driver.python[1:])), ["-m", "clrope"], tmp_path / "log"
+    )
+    assert done.stdout == f"{tmp_path} python3 -m clrope\n"
 
 
 def test_unpacked_packages_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
