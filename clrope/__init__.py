@@ -1,4 +1,4 @@
-"""Rotary position embedding (RoPE) as OpenCL C kernels: right, fast, and the same bits on any OpenCL device.
+"""Rotary position embedding (RoPE) as OpenCL C kernels, with the same bits on every tested driver.
 
     import clrope
     y = clrope.rope(x, positions, mode="neox", n_dims=128, freq_base=5e5)

@@ -327,7 +327,7 @@ def target_table(rows: Sequence[Row]) -> Table:
 
 
 def figures_table(rows: Sequence[Row]) -> Table:
-    """Return the figures of the rows with a column a device; in brackets what moving the bytes or launching alone has."""
+    """Return the figures of the rows with a column a device; in brackets those of mere moving or launching."""
     devices = list(dict.fromkeys(row.device for row in rows))
     claims: dict[str, dict[str, str]] = {}
     for row in rows:
