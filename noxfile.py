@@ -147,6 +147,9 @@ def load(session: nox.Session) -> None:
 
 @nox.session
 def faults(session: nox.Session) -> None:
-    """Let OpenCL functions fail in calls, in the tuner and in probes; print how each ends. Options: --help."""
+    """Let OpenCL functions fail in calls, in the tuner and in probes, and interrupt calls; print how each ends."""
     session.install("-e", ".[test,intel]")
     session.run("python", str(ROOT / "tests" / "faults" / "fault_table.py"), *session.posargs)
+    for device in ("pocl", "intel"):
+        for order in ((), ("--out-of-order",)):
+            session.run("python", str(ROOT / "tests" / "faults" / "interrupts.py"), "--device", device, *order)

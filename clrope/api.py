@@ -1,4 +1,4 @@
-"""The functions: `rope` for one call, with the operation behind it kept for the next."""
+"""The function `rope`, for one call."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from typing import Any
 
 from .arrays import operand
 from .config import RopeConfig
-from .device import DeviceInfo
-from .environ import variable
 from .errors import ConfigError, ShapeError
 from .mode import modes_text
 from .operation import Rope
 from .positions import check_packed, chosen_positions, packed_positions
-from .runtime import OPERATIONS_KEPT, keep, runtimes
 
 
 def rope(
@@ -63,23 +60,8 @@ def rope(
 
 
 def operation(config: RopeConfig, device: Any = None) -> Rope:
-    """Return the `Rope` of a configuration and device, the same one while it is among the last used."""
-    if not isinstance(config, RopeConfig):
-        raise ConfigError(f"config: got {type(config).__name__}, a RopeConfig is needed")
-    if device is None:
-        key: Any = (config, variable(b"CLROPE_DEVICE"), variable(b"PYOPENCL_CTX"))
-    elif type(device) is str:
-        key = (config, device)
-    elif type(device) is DeviceInfo:
-        key = (config, id(device))  # which the operation keeps alive; its hash takes as long as the rest
-    else:
-        return Rope(config, device)
-    op: Rope | None = runtimes.operations.get(key)
-    if op is None:
-        op = Rope(config, "auto" if device is None else device)
-        with runtimes.lock:
-            keep(runtimes.operations, key, op, OPERATIONS_KEPT)
-    return op
+    """Return the `Rope` of a configuration on a device, None for the default one."""
+    return Rope(config, "auto" if device is None else device)
 
 
 def _packed(x: Any, positions: Any, layout: str, cu_seqlens: Any, offsets: Any) -> Any:

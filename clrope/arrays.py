@@ -272,7 +272,17 @@ def _torch_memory(x: Any, argument: str) -> npt.NDArray[Any]:
         raise ShapeError(
             f"{argument}: the tensor has no memory of its own; it stands for another one while torch traces"
         )
+    if not within_storage(x):
+        raise ShapeError(f"{argument}: the tensor's storage of {x.untyped_storage().nbytes()} bytes does not hold it")
     return host.view(DTYPES["bf16"]) if bf16 else host
+
+
+def within_storage(tensor: Any) -> bool:
+    """Whether a tensor's elements are all in its storage, which may have been resized; quick for contiguous ones."""
+    left = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
+    if tensor.is_contiguous():
+        return bool(tensor.numel() <= left)
+    return bool(1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) <= left)
 
 
 def tensor_address(x: Any) -> int:

@@ -7,6 +7,7 @@ dropped is kept for the next result of about its size.
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from typing import Any
 
@@ -23,48 +24,43 @@ SMALLEST_KEPT = 1 << 20
 MOST_KEPT = 256 << 20
 
 
-class _Kept:
-    """Dropped blocks, for the next results of about their sizes."""
+#: References to a block that no array uses: the list's, and that of the question.
+_UNUSED = 2
+
+
+class _Pool:
+    """Blocks that results were made of. One that nobody else refers to is free for the next result."""
 
     def __init__(self) -> None:
-        # A block can be dropped, by the garbage collector, while its own thread holds the lock.
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._blocks: list[npt.NDArray[np.uint8]] = []
 
-    def put(self, memory: npt.NDArray[np.uint8]) -> None:
-        with self._lock:
-            self._blocks.append(memory)
-            while sum(m.nbytes for m in self._blocks) > MOST_KEPT:
-                self._blocks.pop(0)
-
     def take(self, length: int) -> npt.NDArray[np.uint8]:
+        """Return memory of at least `length` bytes that no array uses."""
         with self._lock:
+            blocks = self._blocks
+            free = [k for k in range(len(blocks)) if sys.getrefcount(blocks[k]) <= _UNUSED]
             # Not much larger than needed: a block held by a small array would be lost to large ones.
-            fitting = [m for m in self._blocks if length <= m.nbytes <= length + length // 8]
+            fitting = [k for k in free if length <= blocks[k].nbytes <= length + length // 8]
             if fitting:
-                best = min(fitting, key=lambda m: m.nbytes)
-                self._blocks = [m for m in self._blocks if m is not best]
-                return best
-        return np.empty(length, np.uint8)
+                return blocks[min(fitting, key=lambda k: blocks[k].nbytes)]
+            made = np.empty(length, np.uint8)
+            total = length + sum(block.nbytes for block in blocks)
+            dropped = []
+            while free and total > MOST_KEPT:
+                dropped.append(free.pop(0))
+                total -= blocks[dropped[-1]].nbytes
+            kept = [block for k, block in enumerate(blocks) if k not in dropped]
+            self._blocks = [*kept, made] if total <= MOST_KEPT else kept
+            return made
 
     def clear(self) -> None:
+        """Forget all blocks."""
         with self._lock:
-            self._blocks.clear()
+            self._blocks = []
 
 
-_kept = _Kept()
-
-
-class _Block:
-    """Owner of a block's memory; when the last array over it is gone, the memory goes back."""
-
-    def __init__(self, memory: npt.NDArray[np.uint8], length: int) -> None:
-        self._memory = memory
-        start = -int(memory.__array_interface__["data"][0]) % ALIGNMENT
-        self.__array_interface__ = {**memory[start : start + length].__array_interface__}
-
-    def __del__(self) -> None:
-        _kept.put(self._memory)
+_pool = _Pool()
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -76,12 +72,13 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     if length < SMALLEST_KEPT:
         return np.empty(shape, dtype)
     try:
-        block = _Block(_kept.take(length + ALIGNMENT), length)
+        block = _pool.take(length + ALIGNMENT)
     except (MemoryError, ValueError) as error:  # ValueError: beyond what NumPy can address
         raise DeviceError(f"{length} bytes of memory could not be allocated on the host for a result") from error
-    return np.asarray(block).view(dtype).reshape(shape)
+    start = -int(block.__array_interface__["data"][0]) % ALIGNMENT
+    return block[start : start + length].view(dtype).reshape(shape)
 
 
 def release() -> None:
     """Give the kept blocks back to the system."""
-    _kept.clear()
+    _pool.clear()

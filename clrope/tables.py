@@ -2,31 +2,58 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .arrays import Operand, check_forward, operand, refuse_buffer
+from .call.array_signature import describe, signature
+from .call.call import Call
+from .call.events import check_events, launch_error, opencl_errors
+from .call.plan import Plan
+from .call.prepare import (
+    CheckedCall,
+    Setup,
+    Transfer,
+    check_transfer,
+    inputs_of,
+    memories_of,
+    outputs_of,
+    positions_for,
+)
+from .call.sources import CallerTables, PositionForm, Positions
 from .config import RopeConfig, parse_mode
 from .errors import ConfigError, ShapeError, reading, renamed, shown
 from .integers import is_integer
 from .kernels.problem import PairLayout
 from .kernels.variant import Variant, check_variant
 from .layout import TensorView
-from .operation import Rope, made_outputs, outputs_of
-from .plan.angle_sources import ArrayAngles, PositionForm, Positions, TableColumns
-from .plan.plan import EmptyPlan, Plan
-from .plan.template import CallTemplate, Transfer, check_transfer, template_key
+from .operation import Rope
 from .positions import chosen_positions
-from .runtime import opencl_errors
 from .select import database
 
 if TYPE_CHECKING:
     import pyopencl
 
 FullTables = Literal["halves", "interleaved"]
+#: Positions where each token has a row of the tables.
+_OWN_ROWS = np.zeros((1, 0), np.int64)
+
+
+class _Options(NamedTuple):
+    """How `rotate` is to rotate: its arguments but arrays and positions."""
+
+    mode: str | int
+    layout: str
+    n_dims: int | None
+    n_offs: int
+    forward: bool
+    full_tables: FullTables
+    out_mode: str | int | None
+    transfer: Transfer
+    variant: Variant | None
 
 
 def rotate(
@@ -44,12 +71,14 @@ def rotate(
     n_offs: int = 0,
     forward: bool = True,
     full_tables: FullTables = "halves",
+    out_mode: str | int | None = None,
     transfer: Transfer = "auto",
     variant: Variant | None = None,
+    wait_for: Sequence[pyopencl.Event] | None = None,
 ) -> Any:
     """Rotate x by given cos and sin: first' = first cos - second sin, second' = first sin + second cos.
 
-    x, out, layout, device: as for `clrope.rope`.
+    x, out, layout, device, wait_for: as for `clrope.rope`; several arrays need the same head_dim.
     cos, sin:   with positions: [max_pos, columns], whose rows the positions pick; without: one row per token,
                 [S, columns] for every batch, or [B, S, columns]. Any strides; float16, bfloat16, float32, or with
                 float64 x also float64. columns is the number of pairs, or twice that ("full" tables).
@@ -62,13 +91,46 @@ def rotate(
     full_tables: where a full table has the values of a pair's two elements: 'halves' at columns i and i + pairs,
                 'interleaved' at 2i and 2i + 1. They need not be equal: each element is computed with its own.
 
+    out_mode:   the output's pairs are laid out as in this mode, not as in the input.
+
     Raises `ShapeError` (also for positions outside the table), `ConfigError`, `DeviceError`, `BuildError`.
     """
-    plan = rotate_plan(
-        x, cos, sin, positions, mode, out, layout, device, offsets=offsets, n_dims=n_dims, n_offs=n_offs,
-        forward=forward, full_tables=full_tables, transfer=transfer, variant=variant,
-    )  # fmt: skip
-    return plan.run()
+    if offsets is not None:
+        positions = chosen_positions(positions, offsets)
+    options = _Options(mode, layout, n_dims, n_offs, forward, full_tables, out_mode, transfer, variant)
+    waits = () if wait_for is None else check_events(wait_for)
+    op = Rope(_PLAIN, "auto" if device is None else device)
+    try:
+        found = _signed(op, x, cos, sin, positions, out, options)
+        call: Call | None = None
+        if found is not None:
+            signed, inputs, given, memories, state = found
+            call = state.runtime.calls.get(signed)
+            if call is not None and not (call.may_overlap and call.overlap(memories)):
+                value = _OWN_ROWS
+                if positions is not None:
+                    value = call.source.positions(positions, call.batch, call.seq).value
+                return call.run(inputs, given, memories, value, waits)
+        prepared = _prepare(op, x, cos, sin, positions, out, options)
+        if prepared.empty:
+            return Plan(prepared).run()
+        call = prepared.call()
+        if found is not None:
+            in_place = [o is a for a, o in zip(prepared.inputs, prepared.outputs, strict=True)]
+            if in_place == [b is a for a, b in zip(inputs, given, strict=True)]:
+                state.runtime.remember(signed, call)
+        outputs = [None if o is None else o.original for o in prepared.outputs]
+        arrays = [o.array if o.kind == "opencl" else o.original for o in prepared.inputs]
+        own = memories_of(prepared.inputs, prepared.outputs, prepared.tables)
+        return call.run(arrays, outputs, own, prepared.positions.value, waits)
+    except Exception as error:
+        failure = launch_error(shown(device, str), error)
+        if failure is not None:
+            raise failure from error
+        raise
+
+
+_PLAIN = RopeConfig("neox", 2)
 
 
 def rotate_plan(
@@ -90,30 +152,82 @@ def rotate_plan(
     transfer: Transfer = "auto",
     variant: Variant | None = None,
 ) -> Plan:
-    """Return the plan of `rotate`; out_mode: the output's pairs are laid out as in this mode, not as in the input."""
+    """Return the plan of `rotate`, whose arguments and errors are the same."""
+    if offsets is not None:
+        positions = chosen_positions(positions, offsets)
+    options = _Options(mode, layout, n_dims, n_offs, forward, full_tables, out_mode, transfer, variant)
+    op = Rope(_PLAIN, "auto" if device is None else device)
+    prepared = _prepare(op, x, cos, sin, positions, out, options)
+    with opencl_errors(shown(device, str)):
+        return Plan(prepared)
+
+
+def _signed(
+    op: Rope, x: Any, cos: Any, sin: Any, positions: Any, out: Any, options: _Options
+) -> tuple[Any, Any, list[Any], list[Any], Any] | None:
+    """Return (signature, inputs, outputs, memories, queue) of a call; None if its arguments need a closer look."""
+    kind = type(positions)
+    form: Any = None
+    if kind is int:
+        form = int
+    elif kind is np.ndarray:
+        form = positions.shape
+    elif positions is not None:
+        return None
+    # 1 and True are equal, and have one place in a dictionary.
+    plain = type(options.forward) is bool and all(type(value) in _PLAIN_TYPES for value in options)
+    if options.n_dims is None and plain and _may_be_doubled(x, cos, options.layout):
+        return None
+    several = type(x) is tuple or type(x) is list
+    inputs = x if several else (x,)
+    found = signature(inputs, several, out) if plain else None
+    tables = [described for described in (describe(cos), describe(sin)) if described is not None]
+    if found is None or len(tables) != 2:
+        return None
+    key, given, memories, on_host = found
+    if any(hasattr(memory, "base_data") is on_host for _, memory in tables):
+        return None
+    memories += [memory for _, memory in tables]
+    state = op.target_of_memories(memories, on_host)
+    key += (tables[0][0], tables[1][0], *options, several, database.generation(), form, state)
+    return tuple(key), inputs, given, memories, state
+
+
+def _may_be_doubled(x: Any, cos: Any, layout: str) -> bool:
+    """Whether tables of a column per pair have to be looked at: by their last row, which mostly tells."""
+    columns = cos.shape[-1] if hasattr(cos, "shape") and cos.shape else 0
+    shape = getattr(x[0] if type(x) in (tuple, list) and x else x, "shape", ())
+    head_dim = shape[layout.lower().find("d") - len(layout)] if len(shape) >= 3 else 0
+    if hasattr(cos, "base_data") or columns == head_dim or columns % 2 or not columns or 0 in cos.shape:
+        return False
+    row = cos[(-1,) * (len(cos.shape) - 1)]
+    return bool((row[: columns // 2] == row[columns // 2 :]).all() or (row[::2] == row[1::2]).all())
+
+
+_PLAIN_TYPES = (str, int, bool, type(None), Variant)
+
+
+def _prepare(
+    op: Rope, x: Any, cos: Any, sin: Any, positions: Any, out: Any, options: _Options
+) -> CheckedCall:  # fmt: skip
+    """Check the arguments of `rotate`."""
+    mode, layout, n_dims, n_offs, forward, full_tables, out_mode, transfer, variant = options
     forward = check_forward(forward)
     check_transfer(transfer)
     check_variant(variant)
-    if offsets is not None:
-        positions = chosen_positions(positions, offsets)
     if not isinstance(full_tables, str) or full_tables not in ("halves", "interleaved"):
         raise ConfigError(f"full_tables: got {shown(full_tables)}, allowed are 'halves', 'interleaved'")
-    x_operand = operand(x, layout)
-    outputs = outputs_of([x_operand], out, True, layout)
-    batch, seq, _, head_dim = x_operand.view.shape
-    cosine, sine = _table(cos, "cos"), _table(sin, "sin")
-    for a in ("shape", "dtype"):
-        if getattr(cosine.view, a) != getattr(sine.view, a):
-            raise ShapeError(f"sin: {a} {getattr(sine.view, a)} differs from cos' {getattr(cosine.view, a)}")
-    if (cosine.kind == "opencl") != (x_operand.kind == "opencl") or cosine.kind != sine.kind:
-        raise ShapeError("cos, sin: must be on the same side as x, all OpenCL arrays or all in host memory")
-    if cosine.view.dtype == "f64" and x_operand.view.dtype != "f64":
-        raise ShapeError(f"cos, sin: float64 tables need float64 x, which is {x_operand.view.dtype}")
+    inputs, several = inputs_of(x, layout)
+    outputs = outputs_of(inputs, out, not several, layout)
+    batch, seq, _, head_dim = inputs[0].view.shape
+    if any(o.view.shape[3] != head_dim for o in inputs):
+        raise ShapeError(f"x: got head_dim {[o.view.shape[3] for o in inputs]}, one for all arrays is needed")
+    cosine, sine = _tables(inputs[0], cos, sin)
     pairs, full = _pairs(cosine.view.shape[3], head_dim, n_dims)
-    if n_dims is None and not full and x_operand.view.size and cosine.host is not None and sine.host is not None:
+    if n_dims is None and not full and inputs[0].view.size and cosine.host is not None and sine.host is not None:
         _refuse_doubled(cosine.host, sine.host)
     config = RopeConfig("normal" if parse_mode(mode) == "normal" else "neox", 2 * pairs, n_offs=n_offs)
-    if x_operand.view.size:
+    if inputs[0].view.size:
         config.for_head_dim(head_dim)
     layout_of_pairs = _pair_layout(config, head_dim, out_mode)
     rows, max_pos = cosine.view.shape[:2]
@@ -125,51 +239,34 @@ def rotate_plan(
             f"cos: got shape {list(cos.shape)}; without positions [{seq}, columns] or [{batch}, {seq}, columns] "
             "is needed"
         )
-    if full:
-        step, distance = (1, pairs) if full_tables == "halves" else (2, 1)
-        columns = TableColumns(2 * pairs, pairs, step, distance, True)
-    else:
-        columns = TableColumns(pairs, pairs, 1, 0, False)
-    source = ArrayAngles(cosine, sine, columns, positions is not None, max_pos)
-    if outputs[0] is x_operand and out_mode is not None and layout_of_pairs.pairing is None:
+    if (
+        out_mode is not None
+        and layout_of_pairs.pairing is None
+        and any(a is b for a, b in zip(inputs, outputs, strict=True))
+    ):
         raise ShapeError("out: x itself, but pairs that move to other places cannot be rotated in place")
-
-    def target() -> tuple[CallTemplate, pyopencl.CommandQueue]:
-        runtime, queue = Rope(config, "auto" if device is None else device).target_of(
-            [x_operand, cosine, sine, *(o for o in outputs if o is not None)]
-        )
-        key = template_key(
-            "tables",
-            [(x_operand, outputs[0])],
-            layout_of_pairs,
-            columns,
-            forward,
-            variant,
-            transfer,
-            database.generation(),
-        )  # fmt: skip
-        template = runtime.calls.get(key)
-        if template is None:
-            template = CallTemplate(
-                runtime, [(x_operand, outputs[0])], [layout_of_pairs], columns, forward=forward,
-                several=False, variant=variant, transfer=transfer,
-            )  # fmt: skip
-            runtime.remember_call(key, template)
-        return template, queue
-
-    if not x_operand.view.size:
-        check = partial(source.check, batch=batch, seq=seq)
-        if positions is not None:
-            check(positions)
-        return EmptyPlan(made_outputs([x_operand], outputs, None), False, target, check)
+    step, distance = (1, 0) if not full else (1, pairs) if full_tables == "halves" else (2, 1)
+    source = CallerTables(
+        tuple(o.view.moved(-o.view.offset) for o in (cosine, sine)),  # type: ignore[arg-type]
+        2 * pairs if full else pairs, pairs, step, distance, full, positions is not None,
+    )  # fmt: skip
+    setup = Setup([layout_of_pairs] * len(inputs), source, forward, several, variant, transfer)
+    where = Positions(PositionForm(False, 1, seq if rows > 1 else 0, False), _OWN_ROWS)
     if positions is not None:
-        where = source.positions(positions, batch, seq)
-    else:
-        stride = seq if rows > 1 else 0
-        where = Positions(PositionForm(False, 1, stride, False), np.zeros((1, 0), np.int64))
-    with opencl_errors(shown(device, str)):
-        template, queue = target()
-        return Plan(template, made_outputs([x_operand], outputs, (template, queue)), source, where, queue)
+        where = positions_for(setup, inputs, positions)
+    return CheckedCall(setup, inputs, outputs, [cosine, sine], where, op.target_of)
+
+
+def _tables(x: Operand, cos: Any, sin: Any) -> tuple[Operand, Operand]:
+    cosine, sine = _table(cos, "cos"), _table(sin, "sin")
+    for a in ("shape", "dtype"):
+        if getattr(cosine.view, a) != getattr(sine.view, a):
+            raise ShapeError(f"sin: {a} {getattr(sine.view, a)} differs from cos' {getattr(cosine.view, a)}")
+    if (cosine.kind == "opencl") != (x.kind == "opencl") or cosine.kind != sine.kind:
+        raise ShapeError("cos, sin: must be on the same side as x, all OpenCL arrays or all in host memory")
+    if cosine.view.dtype == "f64" and x.view.dtype != "f64":
+        raise ShapeError(f"cos, sin: float64 tables need float64 x, which is {x.view.dtype}")
+    return cosine, sine
 
 
 def _table(table: Any, name: str) -> Operand:

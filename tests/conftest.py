@@ -22,7 +22,7 @@ from helpers import EXAMPLES, NIGHTLY, POISON, short_name
 
 import clrope
 from clrope import DeviceInfo
-from clrope.plan import template
+from clrope.call import prepare
 
 #: Set by the first process and inherited by xdist's workers: programs that one of them has compiled the others find.
 SEED = int(os.environ.setdefault("PYTEST_RUN_SEED", str(time.time_ns() % (1 << 32))))
@@ -125,7 +125,7 @@ def rng(seed: int, request: pytest.FixtureRequest) -> np.random.Generator:
 @pytest.fixture(autouse=True, scope="session")
 def _poisoned_results() -> Iterator[None]:
     """Every output that the package allocates begins as poison, so that what no kernel wrote is seen."""
-    real = template._maker
+    real = prepare.result_maker
 
     def poisoned(x: Any) -> Any:
         make, view, alignment = real(x)
@@ -137,9 +137,9 @@ def _poisoned_results() -> Iterator[None]:
 
         return made_of_poison, view, alignment
 
-    template._maker = poisoned
+    prepare.result_maker = poisoned
     yield
-    template._maker = real
+    prepare.result_maker = real
 
 
 def fill_with_poison(made: Any) -> None:

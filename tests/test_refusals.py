@@ -12,8 +12,8 @@ from pyopencl.tools import ImmediateAllocator, MemoryPool
 
 import clrope
 from clrope import ConfigError, DeviceError, Rope, RopeConfig, ShapeError
+from clrope.call.runtime import queue_for
 from clrope.kernels.launch import Launch
-from clrope.runtime import queue_for
 
 NEOX = RopeConfig("neox")
 X = np.arange(2 * 3 * 2 * 8, dtype=np.float32).reshape(2, 3, 2, 8)

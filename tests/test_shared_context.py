@@ -10,8 +10,8 @@ from test_opencl_arrays import NEOX, host, to_device, to_host
 
 import clrope
 from clrope import DeviceError, Rope
+from clrope.call.runtime import runtime_for
 from clrope.emulation import emulate_rope
-from clrope.runtime import runtime_for
 
 
 @pytest.fixture

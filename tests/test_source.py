@@ -13,9 +13,9 @@ import pytest
 
 import clrope
 from clrope import BuildError, ConfigError, RopeConfig
+from clrope.call.runtime import context_for
 from clrope.kernels.build import build
 from clrope.kernels.source import kernel_folder, kernel_hash, kernel_source
-from clrope.runtime import context_for
 
 PROGRAMS = sorted(path.name for path in kernel_folder().glob("*.cl"))
 

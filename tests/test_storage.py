@@ -9,9 +9,9 @@ import pyopencl as cl
 import pytest
 
 import clrope
+from clrope.call.runtime import queue_for
 from clrope.kernels.build import build
 from clrope.kernels.source import kernel_source
-from clrope.runtime import queue_for
 from clrope.select.defaults import default_for
 from clrope.select.records import TuningKey
 

@@ -13,10 +13,10 @@ import pytest
 
 import clrope
 from clrope import ConfigError, Rope, RopeConfig, RopeError, ShapeError, TensorView
+from clrope.call.sources import ConfigAngles
 from clrope.emulation import emulate_rope
 from clrope.errors import shown
 from clrope.kernels.variant import Variant
-from clrope.plan.angle_sources import ConfigAngles
 from clrope.tables import rotate_plan
 
 NEOX = RopeConfig("neox")
@@ -153,7 +153,7 @@ ALSO = {
 def on_device() -> Any:
     import pyopencl.array as cla
 
-    return cla.to_device(clrope.runtime.queue_for(), X)  # type: ignore[attr-defined]
+    return cla.to_device(clrope.call.runtime.queue_for(), X)  # type: ignore[attr-defined]
 
 
 pytestmark = pytest.mark.usefixtures("devices")

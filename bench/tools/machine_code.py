@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from clrope.benchmark.buffers import DeviceSets, make_inputs
 from clrope.benchmark.workloads import Workload
+from clrope.call.runtime import context_for, runtime_for
 from clrope.errors import ConfigError, DeviceError
 from clrope.operation import Rope
-from clrope.runtime import context_for, runtime_for
 
 if TYPE_CHECKING:
     from clrope.device import DeviceInfo

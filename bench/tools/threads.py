@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clrope.call.runtime import queue_for
 from clrope.errors import DeviceError
 from clrope.kernels.build import build
-from clrope.runtime import queue_for
 
 if TYPE_CHECKING:
     from clrope.device import DeviceInfo

@@ -12,11 +12,11 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+from ..call.runtime import context_for
 from ..device import DeviceInfo
 from ..device.select import ALIASES
 from ..errors import ConfigError, DeviceError, RopeError, UnsupportedError
 from ..machine_load import OthersLoad
-from ..runtime import context_for
 from . import calls, processes
 from .audit import OutputCheck, clocks_disagree, too_fast
 from .buffers import DeviceSets, HostSets, Inputs, block_bytes, make_inputs, sides, usable_cpus

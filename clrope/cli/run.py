@@ -14,6 +14,7 @@ import typer
 
 from .. import reference
 from ..arrays import operand
+from ..call.prepare import call_text
 from ..compare import Comparison, compare, compare_parts
 from ..config import RopeConfig
 from ..device import device as find_device
@@ -21,7 +22,7 @@ from ..emulation import emulate_rope
 from ..errors import ConfigError, ShapeError
 from ..io.files import Array, Part, StoredArray, format_of, open_arrays, parts_of, read_metadata, write_parts
 from ..layout import DTYPES, dtype_name, parse_layout
-from ..operation import Rope, call_text
+from ..operation import Rope
 from ..positions import given_positions, with_far_token
 from ..printable import one_line
 from .config_options import takes_config

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Operand, check_out, empty_like, operand
+from ..call.plan import Plan
 from ..errors import ConfigError, ShapeError, reading, renamed, shown
 from ..integers import is_integer
-from ..plan.plan import Plan
 from ..tables import FullTables, rotate_plan
 
 __all__ = ["ROTARY_MODES", "rotary_mul"]

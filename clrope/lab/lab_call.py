@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..call.runtime import queue_for, runtime_for
 from ..operation import Rope
-from ..runtime import queue_for, runtime_for
 from ..suite.case import parse_case
 from ..suite.case_memory import Memory
 from ..suite.rope_trial import RopeTrial

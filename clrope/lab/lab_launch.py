@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..call.events import opencl_errors
+from ..call.runtime import runtime_for
 from ..config import RopeConfig
 from ..emulation import emulate_tables
 from ..errors import UnsupportedError
@@ -16,7 +18,6 @@ from ..kernels.problem import AngleForm, PairLayout, Problem
 from ..kernels.variant import Variant
 from ..layout import Shape4, canonical
 from ..positions import PositionRows
-from ..runtime import opencl_errors, runtime_for
 from ..suite.case import Case
 from .guarded_arrays import GuardedBytes
 

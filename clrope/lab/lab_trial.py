@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import reference
+from ..call.runtime import queue_for
 from ..errors import UnsupportedError
 from ..kernels.kernel import Kernel
 from ..layout import canonical
 from ..positions import position_rows
-from ..runtime import queue_for
 from ..suite.case import Case
 from ..suite.case_memory import Memory
 from ..suite.case_outcome import CaseOutcome

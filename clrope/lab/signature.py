@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from ..call.runtime import runtime_for
 from ..device import DeviceInfo, child, devices
 from ..errors import BuildError, DeviceError
 from ..kernels.binaries import includes_files
 from ..kernels.build import build
 from ..kernels.launch import make_kernel
-from ..runtime import runtime_for
 
 if TYPE_CHECKING:
     import pyopencl

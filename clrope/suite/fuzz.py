@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import api
+from ..call.prepare import Transfer
+from ..call.runtime import queue_for
 from ..errors import RopeError
 from ..layout import DTYPES
 from ..mode import GGML_MODES, SECTION_MODES, parse_mode
 from ..operation import Rope
-from ..plan.template import Transfer
-from ..runtime import queue_for
 from ..select.defaults import default_for
 from ..select.records import SizeClass, TuningKey
 from ..testing import bits, digest_of

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyopencl as cl
 
 from ..angles import angle_table
+from ..call.runtime import queue_for
 from ..config import RopeConfig
 from ..device import child, devices
 from ..device.probe import error_line
@@ -33,7 +34,6 @@ from ..kernels.problem import BUFFER_ALIGNMENT, AngleForm, Pairing, PairLayout, 
 from ..kernels.variant import STRIDED, Variant
 from ..layout import DTYPES, TensorView
 from ..reference import pair_indices
-from ..runtime import queue_for
 from ..testing import POISON, close_limit, count_differing, nmse
 from ..timed_outputs import TimedOutputs
 from .ceiling import ceiling_launches

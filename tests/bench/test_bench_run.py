@@ -115,11 +115,10 @@ def test_peers_and_devices_in_one_run(devices, seed):
 
 
 def test_a_wrong_device_result_is_not_timed(device, seed, monkeypatch):
-    from clrope.operation import Rope
-    from clrope.plan.plan import Plan
+    from clrope.call.runner import Runner
 
-    monkeypatch.setattr(Plan, "run", lambda self, *args, **more: self.out)
-    monkeypatch.setattr(Rope, "_known", lambda *_: None)  # every call by a plan
+    monkeypatch.setattr(Runner, "run_on_host", lambda *_: None)
+    monkeypatch.setattr(Runner, "run_on_device", lambda *_: None)
     result = run(select(["prefill/f32/neox/out/forward"]), [device], small(seed=seed, with_peers=False))
     for entry in result["workloads"][0]["entries"]:
         if entry["kind"] == "clrope":

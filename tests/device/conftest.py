@@ -27,7 +27,7 @@ def counted(job, env=None):
     return real_run(job, env)
 enumeration.run_child = health.run_child = pocl.run_child = counted
 D = importlib.import_module("clrope.device")  # `clrope.device` itself is the function
-R = importlib.import_module("clrope.runtime")
+R = importlib.import_module("clrope.call.runtime")
 def show(**answer):
     print("ANSWER " + json.dumps(answer))
 def listing():

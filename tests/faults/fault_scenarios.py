@@ -21,11 +21,11 @@ from fault_layer import LAST, Fault, Layer
 
 import clrope
 from clrope import RopeConfig
+from clrope.call.runtime import runtimes
 from clrope.device import child
 from clrope.emulation import emulate_cos_sin, emulate_rope
 from clrope.errors import RopeError
 from clrope.kernels.variant import Variant
-from clrope.runtime import runtimes
 from clrope.select.records import TuningKey
 from clrope.tune import worker
 from clrope.tune.search import _Group

@@ -92,7 +92,7 @@ def test_verify_bench_and_arrays_on_two_devices(cluster, two, call, tmp_path, rn
 
     # Each worker has the context of its own device, made once and kept.
     with distributed.Client(cluster.address, set_as_default=False) as client:
-        kept = client.run(lambda: [d.index for d in __import__("clrope.runtime").runtime.runtimes.own])
+        kept = client.run(lambda: [d.index for d in __import__("clrope.call.runtime").call.runtime.runtimes.own])
         assert kept == {names[f"on {d.platform}"]: [d.index] for d in two}
         from clrope.interop.dask import rope
 

@@ -265,6 +265,6 @@ def test_local_cluster_of_processes(device, rng):
     ):
         y = rope(da.from_array(x, chunks=(1, 10, 2, 16)), positions, PLAIN)
         same_bits(client.compute(y).result(timeout=600), clrope.rope(x, positions, PLAIN))
-        kept = client.run(lambda: [d.index for d in __import__("clrope.runtime").runtime.runtimes.own])
+        kept = client.run(lambda: [d.index for d in __import__("clrope.call.runtime").call.runtime.runtimes.own])
         # Contexts are made in the workers and stay there, one a process.
         assert list(kept.values()) == [[device.index]] * 2

@@ -130,7 +130,7 @@ def test_memory_in_any_order(device, rng):
 def test_opencl_arrays(device, rng):
     import pyopencl.array as cla
 
-    from clrope.runtime import queue_for
+    from clrope.call.runtime import queue_for
 
     queue = queue_for(device)
     x, cos, sin, ids, dim, rotated = draw(rng, "f32")

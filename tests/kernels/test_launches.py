@@ -10,13 +10,13 @@ from helpers import POISON, aligned_memory
 
 import clrope
 from clrope import RopeConfig
+from clrope.call.runtime import queue_for
 from clrope.emulation import emulate_rope
 from clrope.host_memory import empty
 from clrope.kernels import rows
 from clrope.kernels.problem import AngleForm, PairLayout, Problem
 from clrope.kernels.variant import STRIDED, Variant, candidates
 from clrope.layout import DTYPES, TensorView
-from clrope.runtime import queue_for
 from clrope.select.defaults import default_for, medium_bytes
 from clrope.select.records import TuningKey
 

@@ -13,6 +13,7 @@ import pytest
 import clrope
 from clrope import RopeConfig
 from clrope.angles import angle_table
+from clrope.call.runtime import queue_for
 from clrope.device.probe import BASIC, source
 from clrope.emulation import emulate_cos_sin, emulate_rope
 from clrope.errors import ConfigError
@@ -23,7 +24,6 @@ from clrope.kernels.launch import NO_BUFFER, Launch, LaunchSpec, LocalBytes
 from clrope.kernels.problem import AngleForm, PairLayout, Problem
 from clrope.kernels.variant import STRIDED, Variant, candidates
 from clrope.layout import DTYPES, Shape4, TensorView
-from clrope.runtime import queue_for
 
 EXACT = AngleForm(exact=True)
 FUSED = Variant(width=4, prepared=True, angles="fused")

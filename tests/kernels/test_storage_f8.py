@@ -9,10 +9,10 @@ import pyopencl as cl
 import pytest
 
 import clrope
+from clrope.call.runtime import queue_for
 from clrope.kernels.build import build
 from clrope.kernels.source import kernel_source, storage_option
 from clrope.layout import DTYPES
-from clrope.runtime import queue_for
 
 TEXT = """
 __kernel void widen(__global const ELEMENT *x, __global float *y) {

@@ -40,7 +40,7 @@ TESTS = {
     "clrope/angles.py": ("tests/test_angles.py", "tests/test_ggml_angles.py", "tests/test_config.py"),
     "clrope/layout.py": ("tests/test_layout.py", "tests/test_refusals.py"),
     "clrope/positions.py": ("tests/test_positions.py", "tests/test_failing_arrays.py"),
-    "clrope/plan/chunks.py": ("tests/plan/test_chunks.py",),
+    "clrope/call/chunks.py": ("tests/call/test_chunks.py",),
     "clrope/select/choice.py": ("tests/select",),
     "clrope/select/database.py": ("tests/select",),
     "clrope/select/defaults.py": ("tests/select",),

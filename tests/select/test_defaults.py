@@ -75,7 +75,8 @@ def test_a_decode_step_needs_no_table(cpu: DeviceInfo, cache: Path) -> None:
             assert select(target, at, at.nbytes).angles == "fused"
         assert select(target, small(config, 128), 1 << 14).angles == "cached"
     at = small(whole, 128, exact=True)
-    assert select(target, at, 4 << 20).angles == "cached"
+    assert select(target, at, 4 << 20).angles == "fused"
+    assert select(target, at, 64 << 20).angles == "cached"
 
 
 def test_each_row_says_where_it_comes_from() -> None:

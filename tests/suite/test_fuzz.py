@@ -14,10 +14,10 @@ import pytest
 import clrope
 import clrope.api
 from clrope import DeviceError, DeviceInfo
+from clrope.call.plan import Plan
 from clrope.errors import RopeError
 from clrope.layout import DTYPES
 from clrope.mode import GGML_MODES
-from clrope.plan.plan import Plan
 from clrope.suite import parse_case, rope_trial, verify
 from clrope.suite.case import INTEGERS, POSITIONS, VIEWS
 from clrope.suite.fuzz import FAMILY, REFUSALS, FuzzLine, FuzzTrial, case_seed, draw, fuzz_suite

@@ -13,9 +13,10 @@ import oracle
 import pytest
 
 import clrope.interop
-from clrope import DeviceInfo, Rope
+from clrope import DeviceInfo
+from clrope.call.memory import address_of, host_view
+from clrope.call.runner import Runner
 from clrope.layout import DTYPES
-from clrope.plan.plan import Plan
 from clrope.suite import suite_names, verify
 from clrope.suite.grids import interop
 from clrope.suite.grids.interop import ggml_cases, infiniop_cases
@@ -71,42 +72,52 @@ def test_every_adapter_has_its_lines() -> None:
 Run = Callable[..., Any]
 
 
-def by_plans(*_: Any) -> None:
-    """Stands for `Rope._known`: every call is then made by a plan, like the first of its signature."""
+def spoil(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[Any]], object] | None) -> None:
+    """Let every call on host arrays change its results after it has run; None: it does not run at all."""
+    bind, run = Runner.bind, Runner.run_on_host
+
+    def binding(runner: Runner, memories: Any) -> None:
+        bind(runner, memories)
+        runner.seen = memories  # type: ignore[attr-defined]
+
+    def running(runner: Runner, keep: Any) -> None:
+        if change is None:
+            return
+        run(runner, keep)
+        outs = [(runner.seen[2 * k + (not p.in_place)], p.y) for k, p in enumerate(runner.call.parts)]  # type: ignore[attr-defined]
+        change([host_view(address_of(memory), y).view(DTYPES[y.dtype]) for memory, y in outs if y.size])
+
+    monkeypatch.setattr(Runner, "bind", binding)
+    monkeypatch.setattr(Runner, "run_on_host", running)
 
 
-def _nothing(real: Run, plan: Plan) -> Any:
-    return plan.out
-
-
-def _negated(real: Run, plan: Plan) -> Any:
-    real(plan)
-    for _, out in plan._operands:
-        host = out.host
-        assert host is not None
+def _negated(outputs: list[Any]) -> None:
+    for host in outputs:
         np.negative(host, out=host)
-    return plan.out
 
 
-def _one_value(real: Run, plan: Plan) -> Any:
-    real(plan)
-    host = plan._operands[-1][1].host
-    assert host is not None
-    host[(-1,) * host.ndim] += host.dtype.type(0.5)
-    return plan.out
+def _one_value(outputs: list[Any]) -> None:
+    outputs[-1][(-1,) * 4] += outputs[-1].dtype.type(0.5)
+
+
+def _one_bit(outputs: list[Any]) -> None:
+    bits = outputs[0].view(f"u{outputs[0].itemsize}")
+    bits[(0,) * 4] ^= bits.dtype.type(1)  # NumPy 1 has no uint64 ^ int
 
 
 @pytest.mark.one_in(16)
-@pytest.mark.parametrize("wrong", [_nothing, _negated, _one_value])
+@pytest.mark.parametrize("wrong", [None, _negated, _one_value])
 @pytest.mark.parametrize("text", [*FEW, "TORCH( from=tables", "TORCH_BACKWARD( type=f32", "ONNX_BACKEND( type=f32"])
 def test_whatever_is_wrong_fails(
-    wrong: Callable[..., Any], text: str, device: DeviceInfo, monkeypatch: pytest.MonkeyPatch, seed: int
+    wrong: Callable[[list[Any]], object] | None,
+    text: str,
+    device: DeviceInfo,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
 ) -> None:
     if not has(text):
         pytest.skip("its package is not installed")
-    real = Plan.run
-    monkeypatch.setattr(Plan, "run", lambda plan, *_, **__: wrong(real, plan))
-    monkeypatch.setattr(Rope, "_known", by_plans)
+    spoil(monkeypatch, wrong)
     report = verify(["interop"], [device.index], seed=seed, text=text)
     assert report.results
     passed = [r.line for r in report.results if r.outcome.status != "fail"]
@@ -121,18 +132,7 @@ def test_whatever_is_wrong_fails(
 def test_one_bit_apart_is_found(text: str, device: DeviceInfo, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     if not has(text):
         pytest.skip("its package is not installed")
-    real = Plan.run
-
-    def nearly(plan: Plan, *_: Any, **__: Any) -> Any:
-        real(plan)
-        host = plan._operands[0][1].host
-        assert host is not None
-        bits = host.view(f"u{host.itemsize}")
-        bits[(0,) * host.ndim] ^= bits.dtype.type(1)  # NumPy 1 has no uint64 ^ int
-        return plan.out
-
-    monkeypatch.setattr(Plan, "run", nearly)
-    monkeypatch.setattr(Rope, "_known", by_plans)
+    spoil(monkeypatch, _one_bit)
     report = verify(["interop"], [device.index], seed=seed, text=text)
     assert report.results
     assert {line.split(": ")[1] for line in report.differing} == {r.case for r in report.results}
@@ -175,14 +175,13 @@ def test_bytes_around_are_watched(device: DeviceInfo, monkeypatch: pytest.Monkey
 def test_every_peer_runs_on_the_device_that_is_checked(
     devices: tuple[DeviceInfo, ...], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    real, used = Plan.run, []
+    real, used = Runner.place, []
 
-    def recording(plan: Plan, *given: Any, **rest: Any) -> Any:
-        used.append(plan.queue.device)
-        return real(plan, *given, **rest)
+    def recording(runner: Runner, value: Any) -> None:
+        used.append(runner.call.state.queue.device)
+        real(runner, value)
 
-    monkeypatch.setattr(Plan, "run", recording)
-    monkeypatch.setattr(Rope, "_known", by_plans)
+    monkeypatch.setattr(Runner, "place", recording)
     few = [
         "op=rope_ext, nb n=0",
         "op=rope_set_rows type=f32",

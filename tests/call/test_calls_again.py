@@ -12,14 +12,13 @@ import pytest
 from helpers import aligned_memory
 
 import clrope
+import clrope.call.runtime
 import clrope.operation
-import clrope.runtime
+from clrope.call.runtime import runtime_for
+from clrope.call.table_sets import SETS_KEPT
 from clrope.emulation import emulate_rope
 from clrope.errors import ShapeError
 from clrope.kernels.variant import Variant
-from clrope.operation import Rope
-from clrope.plan.recent import MOST_REPLACED
-from clrope.runtime import runtime_for
 
 CONFIG = clrope.RopeConfig("neox", n_dims=64)
 SHAPE = (2, 3, 4, 64)
@@ -39,13 +38,13 @@ def host(device: clrope.DeviceInfo) -> clrope.DeviceInfo:
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The calls that were checked and compiled."""
     seen: list[Any] = []
-    plan = Rope._plan
+    real = clrope.operation.prepare
 
-    def noted(self: Rope, x: Any, *rest: Any) -> Any:
-        seen.append(x)
-        return plan(self, x, *rest)
+    def noted(*arguments: Any) -> Any:
+        seen.append(arguments)
+        return real(*arguments)
 
-    monkeypatch.setattr(Rope, "_plan", noted)
+    monkeypatch.setattr(clrope.operation, "prepare", noted)
     return seen
 
 
@@ -125,12 +124,13 @@ def test_another_signature_is_compiled(
 
 
 def test_positions_are_arguments(host: clrope.DeviceInfo, rng: np.random.Generator, planned: list[Any]) -> None:
-    """Positions of any value and form need no further check of the arrays."""
+    """Arrays are checked once for each form of positions: an offset, far ones, rows for all batches, rows of each."""
     op, x = clrope.Rope(CONFIG, host), values(rng)
     each = rng.integers(-99, 99, (2, 3))
-    for positions in (4, 4, np.int64(4), 5, -7, 2**40, [4, 5, 6], np.array([1, 2, 4], np.int32), each, [3, 9], 5):
-        np.testing.assert_array_equal(op(x, positions), emulate_rope(x, positions, CONFIG))
-    assert len(planned) == 1
+    for _ in range(2):
+        for positions in (4, 4, np.int64(4), 5, -7, 2**40, [4, 5, 6], np.array([1, 2, 4], np.int32), each, [3, 9], 5):
+            np.testing.assert_array_equal(op(x, positions), emulate_rope(x, positions, CONFIG))
+        assert len(planned) == 4
     with pytest.raises(ShapeError, match=r"positions: got shape \[4\](.|\n)*in rope"):
         op(x, [1, 2, 3, 4])
 
@@ -138,14 +138,11 @@ def test_positions_are_arguments(host: clrope.DeviceInfo, rng: np.random.Generat
 def test_counting_positions_need_no_table(host: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     """A decode step whose position moves uploads nothing and makes no table."""
     op, x = clrope.Rope(CONFIG, host), values(rng, (1, 1, 32, 64))
-    runtime = runtime_for(host)
-    runtime.forget_tables()
     op(x, 3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clrope.plan.angle_sources, "upload", None)
+        patch.setattr(clrope.call.sources, "upload", None)
         for p in (4, 5, np.int64(6), [7], np.array([8], np.int32)):
             np.testing.assert_array_equal(op(x, p), emulate_rope(x, p, CONFIG))
-    assert not runtime.tables
 
 
 def test_what_is_refused_stays_refused(host: clrope.DeviceInfo, rng: np.random.Generator) -> None:
@@ -163,20 +160,13 @@ def test_what_is_refused_stays_refused(host: clrope.DeviceInfo, rng: np.random.G
     np.testing.assert_array_equal(block, before)
 
 
-def test_tables_gone(host: clrope.DeviceInfo, rng: np.random.Generator, planned: list[Any]) -> None:
-    """What is kept for later calls keeps no tables alive."""
-    op, x = clrope.Rope(CONFIG, host, variant=Variant(kernel="strided")), values(rng)
-    runtime = runtime_for(host)
-    op(x, [7, 3, 2])
-    op(x, [7, 3, 2])
-    first = weakref.ref(next(reversed(list(runtime.tables.values()))))
-    for start in range(12):
-        op(x, np.arange(start, start + 3))
-    gc.collect()
-    assert first() is None
-    del planned[:]
-    np.testing.assert_array_equal(op(x, [7, 3, 2]), emulate_rope(x, [7, 3, 2], CONFIG))
-    assert not planned
+def test_only_so_many_tables_are_kept(host: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    op, kept = clrope.Rope(CONFIG, host, variant=Variant(kernel="strided")), runtime_for(host).tables
+    for tokens in range(2, 2 * SETS_KEPT):
+        x = values(rng, (1, tokens, 1, 64))
+        positions = rng.integers(0, 99, tokens)
+        np.testing.assert_array_equal(op(x, positions), emulate_rope(x, positions, CONFIG))
+    assert len(kept._free) == SETS_KEPT
 
 
 def test_arrays_and_signatures_are_let_go(
@@ -184,7 +174,7 @@ def test_arrays_and_signatures_are_let_go(
 ) -> None:
     runtime = runtime_for(host)
     runtime.calls.clear()
-    monkeypatch.setattr(clrope.runtime, "CALLS_KEPT", 3)
+    monkeypatch.setattr(clrope.call.runtime, "CALLS_KEPT", 3)
     op = clrope.Rope(CONFIG, host)
     gone = []
     for batch in (1, 2, 3, 4, 5, 5):
@@ -215,21 +205,15 @@ def test_many_threads(host: clrope.DeviceInfo, rng: np.random.Generator) -> None
         assert list(pool.map(work, range(4))) == [0] * 4
 
 
-def test_what_was_called_last_is_found_by_comparing(
-    host: clrope.DeviceInfo, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """q and k in turn, each with arrays of its own: no signature is built after the second call of each."""
+def test_calls_in_turns(host: clrope.DeviceInfo, rng: np.random.Generator, planned: list[Any]) -> None:
+    """q and k in turn, each with arrays of its own: neither is checked again."""
     op = clrope.Rope(CONFIG, host)
     shapes = ((1, 2, 8, 64), (1, 2, 2, 64))
-    for _ in range(2):
+    for p in (5, -3, 0, 2**30):
         for shape in shapes:
-            op(values(rng, shape), 5)
-    with monkeypatch.context() as patch:
-        patch.setattr(clrope.Rope, "_known", None)
-        for p in (-3, 0, 2**31 - 2):
-            for shape in shapes:
-                x = values(rng, shape)
-                np.testing.assert_array_equal(op(x, p), emulate_rope(x, p, CONFIG))
+            x = values(rng, shape)
+            np.testing.assert_array_equal(op(x, p), emulate_rope(x, p, CONFIG))
+    assert len(planned) == 2
     # What differs is not taken for it: type, strides, alignment, position, direction, layout, a new tuning.
     x = values(rng, shapes[0])
     for other in (x.astype(np.float16), np.asfortranarray(x), values(rng, shapes[0], shift=1)):
@@ -243,45 +227,16 @@ def test_what_was_called_last_is_found_by_comparing(
     np.testing.assert_array_equal(op(turned, 5), emulate_rope(turned, 5, CONFIG))
 
 
-def made_recent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Note each recent call that is put together."""
-    made: list[Any] = []
-    real = clrope.operation.RecentCall.__init__
-
-    def noted(self: Any, *given: Any) -> None:
-        made.append(self)
-        real(self, *given)
-
-    monkeypatch.setattr(clrope.operation.RecentCall, "__init__", noted)
-    return made
-
-
-def test_calls_that_take_turns(
-    host: clrope.DeviceInfo, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Directions, types, views and read-only arrays of one shape: each is put together once, not at every call."""
-    op, made = clrope.Rope(CONFIG, host), made_recent(monkeypatch)
-    fused, locked = values(rng, (2, 3, 12, 64)), values(rng)
+def test_calls_that_take_turns(host: clrope.DeviceInfo, rng: np.random.Generator, planned: list[Any]) -> None:
+    """Directions, types, views and read-only arrays of one shape: each is checked once, not at every call."""
+    op, fused, locked = clrope.Rope(CONFIG, host), values(rng, (2, 3, 12, 64)), values(rng)
     locked.flags.writeable = False
-    for x, kinds in ((fused[:, :, :4], 1), (locked, 1), (values(rng), 1)):
-        made.clear()
-        fresh = clrope.Rope(CONFIG, host)
-        for p in range(5):
-            np.testing.assert_array_equal(fresh(x, p), emulate_rope(x, p, CONFIG))
-        assert len(made) == kinds
-    made.clear()
     x, half = values(rng), values(rng, dtype=np.float16)
-    for p in range(6):
-        for given, forward in ((x, True), (x, False), (half, True)):
+    calls = [(fused[:, :, :4], True), (locked, True), (x, True), (x, False), (half, True), (np.asfortranarray(x), True)]
+    for p in range(4):
+        for given, forward in calls:
             np.testing.assert_array_equal(op(given, p, forward), emulate_rope(given, p, CONFIG, forward))
-    assert len(made) == 3
-    # Nothing tells these apart before they are compared: at last one of them stays.
-    made.clear()
-    turned = np.asfortranarray(x)
-    for p in range(20):
-        for given in (x, turned):
-            np.testing.assert_array_equal(op(given, p), emulate_rope(given, p, CONFIG))
-    assert len(made) <= MOST_REPLACED
+    assert len(planned) == len(calls)
 
 
 def test_in_place_is_one_buffer(

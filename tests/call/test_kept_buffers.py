@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 import clrope
+from clrope.call.runtime import HOST_BUFFERS_KEPT, runtime_for
 from clrope.emulation import emulate_rope
-from clrope.runtime import HOST_BUFFERS_KEPT, runtime_for
 
 
 def test_memory_at_one_address_with_changing_sizes(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:

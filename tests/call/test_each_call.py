@@ -139,7 +139,7 @@ def test_host_arrays_go_when_dropped(device: clrope.DeviceInfo, rng: np.random.G
 def test_device_arrays_go_when_dropped(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     import pyopencl.array as cla
 
-    from clrope.runtime import queue_for
+    from clrope.call.runtime import queue_for
 
     queue = queue_for(device)
     x = cla.to_device(queue, values(rng))

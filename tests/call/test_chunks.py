@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from clrope.call.chunks import Chunk, chunks, chunks_that_fit
 from clrope.errors import DeviceError
-from clrope.plan.chunks import Chunk, chunks, chunks_that_fit
 
 
 def length(part: slice) -> int:

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule, run_state_machine_as_test
 
 import clrope
+from clrope.call.runtime import queue_for, runtime_for, runtimes
+from clrope.call.table_sets import TableSets
 from clrope.emulation import emulate_cos_sin, emulate_rope
 from clrope.kernels.variant import STRIDED
 from clrope.layout import DTYPES
-from clrope.runtime import queue_for, runtime_for, runtimes
 
 BATCH, SEQ, HEADS, DIM = SHAPE = (2, 3, 2, 16)
 CONFIGS = (
@@ -170,13 +171,13 @@ class Calls(RuleBasedStateMachine):
             x.array.queue.finish()
             cl.enqueue_copy(x.array.queue, x.array.base_data, x.holds.view(f"u{x.holds.itemsize}"))
 
-    @rule(what=st.sampled_from(["tables", "calls", "constants", "host buffers", "operations", "staging"]))
+    @rule(what=st.sampled_from(["tables", "calls", "constants", "host buffers", "queues", "staging"]))
     def forget(self, what: str) -> None:
         runtime = runtime_for(self.device)
         if what == "tables":
-            runtime.forget_tables()
-        elif what == "operations":
-            runtimes.operations.clear()
+            runtime.tables = TableSets()
+        elif what == "queues":
+            runtimes.targets.clear()
         elif what == "staging":
             runtime._staging = None
         else:

@@ -1,7 +1,8 @@
-"""What is kept for one device in one context: queue, programs, compiled calls, tables, memory pools.
+"""What is kept for one device in one context: queues, programs, calls, tables of cos and sin, memory pools.
 
-`runtime_for(selector)` and `runtime_of(context, device)` return it. Runtimes of the package's own contexts live as long
-as the process; of callers' contexts the last few are kept.
+`runtime_for(selector)` and `runtimes.state_of(selector)` return it. Runtimes of the package's own contexts live as long
+as the process; of callers' contexts the last few are kept. Tables here are plain dictionaries: a reader sees what was
+there before or after a change, whatever interrupts it.
 """
 
 from __future__ import annotations
@@ -9,45 +10,43 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-import cachetools
 import numpy as np
 
-from .device import DeviceInfo, device
-from .device.discovery import FORKED, check_fork
-from .errors import DeviceError, ShapeError, reading, shown
-from .kernels.binaries import includes_files
-from .kernels.build import build
-from .kernels.launch import LaunchSpec
+from ..device import DeviceInfo, device
+from ..device.discovery import FORKED, check_fork
+from ..environ import variable
+from ..errors import DeviceError
+from ..kernels.binaries import includes_files
+from ..kernels.build import build
+from ..kernels.launch import LaunchSpec
+from .events import all_ended, complete, launch_error, out_of_memory
+from .table_sets import TableSets
+from .transfer import Staging
 
 if TYPE_CHECKING:
     import pyopencl
 
-    from .device.select import Selector
+    from ..device.select import Selector
 
 #: The smallest page of any machine: no byte of it is out of reach if one is within.
 PAGE = 4096
-#: Bytes of cos and sin that are kept for later calls at the same positions.
-TABLE_BYTES_KEPT = 256 << 20
-TABLES_KEPT = 8
 #: Bytes of a result below which nothing limits the pool.
 SMALL_RESULT = 1 << 20
 #: Bytes of dropped results on a queue that are kept at most, besides what is being allocated.
 RESULT_BYTES_KEPT = 256 << 20
-#: Bytes of staging buffers in no use that are kept at most.
-STAGING_BYTES_KEPT = 256 << 20
 CALLS_KEPT = 512
 PROGRAMS_KEPT = 256
 HOST_BUFFERS_KEPT = 1024
-OPERATIONS_KEPT = 256
 CONSTANTS_KEPT = 256
-QUEUES_KEPT = 8
-ARRAY_QUEUES_KEPT = 32
-COPIES_KEPT = 16
+QUEUES_KEPT = 32
 FOREIGN_RUNTIMES_KEPT = 8
+TARGETS_KEPT = 64
+#: Property of a queue whose commands the calling thread runs (cl_intel_exec_by_local_thread).
+_LOCAL_THREAD = 1 << 31
 
 
 class QueueState:
@@ -66,6 +65,17 @@ class QueueState:
             warnings.simplefilter("ignore", UserWarning)
             self.results = pyopencl.tools.MemoryPool(pyopencl.tools.DeferredAllocator(queue.context))
         self._largest = int(queue.device.max_mem_alloc_size)
+        # PoCL's `basic` device runs commands at once, whatever they are to wait for.
+        name, platform = runtime.info.name, runtime.info.platform
+        self._cannot_wait = platform == "Portable Computing Language" and name.startswith("basic")
+
+    def check_waits(self, events: Sequence[Any]) -> None:
+        """Raise `DeviceError` for events to wait for on a device that does not wait."""
+        if self._cannot_wait and events:
+            raise DeviceError(
+                f"device {self.runtime.info.name!r}: it does not wait for events ({len(events)} have not ended); wait "
+                "for them first, or use PoCL's pthread device"
+            )
 
     def unordered(self, arrays: Sequence[Any]) -> list[Any]:
         """Return the OpenCL arrays whose own queue does not keep later commands behind those on this queue."""
@@ -113,88 +123,13 @@ class QueueState:
             raise out_of_memory(nbytes, self.queue.device.name, error) from error
 
 
-class Staging:
-    """Device buffers and queues for copied tensors, used again by the next plan.
-
-    The caller gives them back after all work on them has ended.
-    """
-
-    def __init__(self, context: pyopencl.Context, cl_device: pyopencl.Device) -> None:
-        import pyopencl as cl
-        import pyopencl.tools
-
-        # Reentrant: a plan can be dropped, by the garbage collector, while its own thread holds the lock.
-        self._lock = threading.RLock()
-        self._context, self._device = context, cl_device
-        self._queues: list[Any] = []
-        self._own = cl.CommandQueue(context, cl_device)
-        self._memory = pyopencl.tools.MemoryPool(pyopencl.tools.ImmediateAllocator(self._own))
-        self._largest = int(cl_device.max_mem_alloc_size)
-        #: Buffers made so far, which is fewer than were handed out.
-        self.made = 0
-
-    @property
-    def kept(self) -> int:
-        """Bytes of buffers in no use."""
-        return int(self._memory.managed_bytes - self._memory.active_bytes) if self._memory.held_blocks else 0
-
-    def buffer(self, nbytes: int) -> pyopencl.MemoryObjectHolder:
-        """Return a buffer of at least `nbytes` bytes with undefined contents, for `give_back`."""
-        import pyopencl as cl
-
-        with self._lock:
-            memory = self._memory
-            try:
-                if memory.alloc_size(memory.bin_number(nbytes)) > self._largest:
-                    # The pool rounds sizes up, which the device does not allow for this one.
-                    self.made += 1
-                    return cl.Buffer(self._context, cl.mem_flags.READ_WRITE, nbytes)
-                before = memory.managed_bytes
-                buffer = memory.allocate(nbytes)
-            except cl.Error as error:
-                raise out_of_memory(nbytes, self._device.name, error) from error
-            if memory.managed_bytes != before:
-                self.made += 1
-                # The allocator writes into new memory, which must end before a copy into it begins.
-                self._own.finish()
-            return buffer
-
-    def queue(self) -> pyopencl.CommandQueue:
-        """Return an in-order queue in no other use, for `give_back`."""
-        import pyopencl as cl
-
-        with self._lock:
-            return self._queues.pop() if self._queues else cl.CommandQueue(self._context, self._device)
-
-    def give_back(self, buffers: list[Any], queues: list[Any]) -> None:
-        """Take back what is in no use any more."""
-        with self._lock:
-            for buffer in buffers:
-                buffer.release()
-            if self.kept > STAGING_BYTES_KEPT:
-                self._memory.free_held()
-            self._queues += queues
-            del self._queues[QUEUES_KEPT:]
-
-
-def all_ended(queue: pyopencl.CommandQueue) -> bool:
-    """Wait for all that a queue was given; False where no way to wait works, so that a kernel may still run."""
-    import pyopencl as cl
-
-    for wait in (queue.finish, lambda: cl.enqueue_marker(queue).wait()):
-        with suppress(cl.Error):
-            wait()
-            return True
-    return False
-
-
 class Runtime:
     """All OpenCL objects of one device in one context.
 
     info:      the device.
     context:   the context; `cl_device` its device.
-    calls:     compiled calls by signature.
-    tables:    cos and sin of the last positions, by configuration and positions.
+    calls:     calls by signature: the one table of what `rope`, `rotate` and plans run.
+    tables:    tables of cos and sin in no use, for the calls that read some.
     constants: what depends on a configuration alone, uploaded once.
     host_buffers: buffers over host memory that is the device's own ('direct'), by address and size. A buffer owns no
                memory, and is used again when an array comes at its address: making one takes PoCL 10 us.
@@ -210,13 +145,13 @@ class Runtime:
         self.pid = os.getpid()
         self.lock = threading.RLock()
         self.calls: dict[Any, Any] = {}
-        self.tables: cachetools.LRUCache[Any, Any] = cachetools.LRUCache(TABLE_BYTES_KEPT, getsizeof=lambda t: t.nbytes)
-        self.constants: cachetools.LRUCache[Any, Any] = cachetools.LRUCache(CONSTANTS_KEPT)
+        self.tables = TableSets()
+        self.constants: dict[Any, Any] = {}
         self.host_buffers: dict[Any, Any] = {}
-        self.busy = runtimes.busy
         self._programs: dict[tuple[str, tuple[str, ...], str | None], pyopencl.Program] = {}
         self._queues: dict[int, QueueState] = {}
         self._queue: pyopencl.CommandQueue | None = None
+        self._local: QueueState | None = None
         self._staging: Staging | None = None
         self._host_access: str | None = None
 
@@ -237,6 +172,24 @@ class Runtime:
         return self._queue
 
     @property
+    def local_state(self) -> QueueState:
+        """A queue for calls so small that handing them to other threads takes longer; else the usual one.
+
+        Intel's runtime runs the commands of such a queue in the thread that enqueues them, without letting go of
+        Python's lock: never give it one that has to wait for an event.
+        """
+        if self._local is None:
+            import pyopencl as cl
+
+            state = self.queue_state(self.queue)
+            if "cl_intel_exec_by_local_thread" in self.cl_device.extensions:
+                with suppress(cl.Error):
+                    queue = cl.CommandQueue(self.context, self.cl_device, properties=_LOCAL_THREAD)  # type: ignore[arg-type]
+                    state = self.queue_state(queue)
+            self._local = state
+        return self._local
+
+    @property
     def staging(self) -> Staging:
         """Buffers and queues for tensors that are copied to the device."""
         with self.lock:
@@ -252,28 +205,24 @@ class Runtime:
 
     @contextmanager
     def using(self, queue: pyopencl.CommandQueue, memory: Any) -> Iterator[None]:
-        """Keep host memory alive until all that a block enqueues has ended, however the block ends.
+        """Wait for all that a block has enqueued if it raises; where no way to wait works, keep host memory for good.
 
         Raises `DeviceError` for an error of OpenCL.
         """
-        key = id(memory)
-        self.busy[key] = memory
         try:
             yield
         except BaseException as error:
-            # Where waiting fails, or is interrupted, too, the memory is kept for good rather than freed too early.
-            if all_ended(queue):
-                self.busy.pop(key, None)
+            if not all_ended(queue):
+                runtimes.busy[id(memory)] = memory
             failed = launch_error(self.info.name, error)
             if failed is not None:
                 raise failed from error
             raise
-        self.busy.pop(key, None)
 
-    def remember_call(self, key: Any, template: Any) -> None:
-        """Keep a call template, and of all the last `CALLS_KEPT`."""
+    def remember(self, key: Any, call: Any) -> None:
+        """Keep a call, and of all the last `CALLS_KEPT`."""
         with self.lock:
-            keep(self.calls, key, template, CALLS_KEPT)
+            keep(self.calls, key, call, CALLS_KEPT)
 
     def queue_state(self, queue: pyopencl.CommandQueue) -> QueueState:
         """Return what is kept for a queue of this context and device."""
@@ -296,7 +245,7 @@ class Runtime:
         known = [*waited, *events]
         with self.lock:  # other threads may read the same arrays
             for array in arrays:
-                others = [e for e in array.events if e not in known and not _complete(e)]
+                others = [e for e in array.events if e not in known and not complete(e)]
                 array.events[:] = [*others, *events]
 
     def program(self, spec: LaunchSpec) -> pyopencl.Program:
@@ -308,23 +257,6 @@ class Runtime:
                 found = build(self.context, self.cl_device, spec.text, spec.options, keep=True)
                 keep(self._programs, key, found, PROGRAMS_KEPT)
             return found
-
-    def remember_table(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return the tables of a key, made now unless they are kept."""
-        with self.lock:
-            found = self.tables.get(key)
-            if found is None or (found.ready is not None and found.ready.command_execution_status < 0):
-                found = make()
-                if found.nbytes <= TABLE_BYTES_KEPT:
-                    self.tables[key] = found
-                while len(self.tables) > TABLES_KEPT:
-                    self.tables.popitem()
-            return found
-
-    def forget_tables(self) -> None:
-        """Drop the tables that are kept for later calls."""
-        with self.lock:
-            self.tables.clear()
 
     @property
     def host_access(self) -> str:
@@ -386,25 +318,13 @@ class Registry:
         self.contexts: dict[int, pyopencl.Context] = {}
         #: Runtimes in the package's own contexts, and in callers' ones by (context, device).
         self.own: dict[DeviceInfo, Runtime] = {}
-        self.foreign: cachetools.LRUCache[tuple[int, int], Runtime] = cachetools.LRUCache(FOREIGN_RUNTIMES_KEPT)
+        self.foreign: dict[tuple[int, int], Runtime] = {}
         #: Queues of OpenCL arrays that calls came with. Each is kept, so that its address is no other one's.
         self.queues: dict[int, QueueState] = {}
-        #: The operations of the last calls of `clrope.rope`, by configuration and device.
-        self.operations: dict[Any, Any] = {}
-        #: Host memory that commands use which have begun and not yet ended, by its identity. What an exception
-        #: interrupts stays here until the queue has been waited for, for good if that fails: none is freed in use.
+        #: The queue of each selector that a call came with.
+        self.targets: dict[Any, tuple[QueueState, Any]] = {}
+        #: Host memory that commands may still use, because no way to wait for them worked: it is never freed.
         self.busy: dict[int, Any] = {}
-        #: Events of copies from host memory: PyOpenCL waits for one that is dropped, and holds Python up meanwhile.
-        self.copies: list[Any] = []
-        self._most_copies = COPIES_KEPT
-
-    def hold(self, copy: Any) -> None:
-        """Keep the event of a copy from host memory until it has ended."""
-        with self.lock:
-            self.copies.append(copy)
-            if len(self.copies) > self._most_copies:
-                self.copies = [event for event in self.copies if _under_way(event)]
-                self._most_copies = max(COPIES_KEPT, 2 * len(self.copies))
 
     def of_device(self, info: DeviceInfo) -> Runtime:
         """Return the runtime of a device in the package's own context for it."""
@@ -429,27 +349,45 @@ class Registry:
                     raise DeviceError(f"device {info.name!r}: no context could be made: {error}") from error
             return self.contexts[key]
 
+    def state_of(self, selector: Any) -> QueueState:
+        """Return the queue of a selector of `clrope.device`; None and names are looked up once."""
+        if selector is None:
+            key: Any = (variable(b"CLROPE_DEVICE"), variable(b"PYOPENCL_CTX"))
+        elif type(selector) is str:
+            key = selector
+        elif type(selector) is DeviceInfo:
+            key = id(selector)  # its hash takes as long as a small call
+        else:
+            runtime = runtime_for(selector)
+            return runtime.queue_state(queue_for(selector))
+        found = self.targets.get(key)
+        if found is None:
+            runtime = runtime_for(selector)
+            found = runtime.queue_state(runtime.queue), selector  # kept, so that its identity is no other one's
+            with self.lock:
+                keep(self.targets, key, found, TARGETS_KEPT)
+        return found[0]
+
     def of_queue(self, queue: pyopencl.CommandQueue) -> QueueState:
         """Return what is kept for the queue of an OpenCL array."""
         state = self.queues.get(queue.int_ptr)
         if state is None:
             state = self.of_context(queue.context, queue.device).queue_state(queue)
             with self.lock:
-                keep(self.queues, queue.int_ptr, state, ARRAY_QUEUES_KEPT)
+                keep(self.queues, queue.int_ptr, state, QUEUES_KEPT)
         return state
 
     def of_context(self, context: pyopencl.Context, cl_device: pyopencl.Device) -> Runtime:
         """Return the runtime of a device in a caller's context, or in the package's own."""
         key = (context.int_ptr, cl_device.int_ptr)
-        found = self.foreign.get(key)
-        if found is None:
-            with self.lock:
-                found = self.foreign.get(key)
-                if found is None:
-                    info = device(cl_device)
-                    own = self.contexts.get(key[1])
-                    ours = own is not None and own.int_ptr == key[0]
-                    found = self.foreign[key] = self.of_device(info) if ours else Runtime(context, info)
+        with self.lock:
+            found = self.foreign.get(key)
+            if found is None:
+                info = device(cl_device)
+                own = self.contexts.get(key[1])
+                ours = own is not None and own.int_ptr == key[0]
+                found = self.of_device(info) if ours else Runtime(context, info)
+                keep(self.foreign, key, found, FOREIGN_RUNTIMES_KEPT)
         return found
 
 
@@ -495,96 +433,3 @@ def queue_for(selector: Selector = None) -> pyopencl.CommandQueue:
         check_fork()
         return selector
     return runtime_for(selector).queue
-
-
-def check_events(events: Any) -> list[Any]:
-    """Return the events of `wait_for` as a list; raises `ShapeError` for anything else."""
-    import pyopencl as cl
-
-    found = []
-    with reading("wait_for", events):
-        for event in events if isinstance(events, Iterable) else [None]:
-            if not isinstance(event, cl.Event):
-                raise ShapeError(f"wait_for: got {shown(events)}, a sequence of pyopencl.Event is needed")
-            found.append(event)
-    return found
-
-
-def failed(events: Sequence[Any]) -> DeviceError | None:
-    """Return the error of the first event that has failed."""
-    for event in events:
-        status = event.command_execution_status
-        if status < 0:  # some drivers never end what waits for such an event
-            return DeviceError(f"wait_for: an event has failed with status {status}, nothing was launched")
-    return None
-
-
-def _complete(event: Any) -> bool:
-    """Whether an event's command has ended well; not where the driver does not say, so that it is waited for."""
-    import pyopencl as cl
-
-    try:
-        return bool(event.command_execution_status == cl.command_execution_status.COMPLETE)
-    except cl.Error:
-        return False
-
-
-def _under_way(event: Any) -> bool:
-    """Whether an event's command has neither ended nor failed, or the driver does not say."""
-    import pyopencl as cl
-
-    try:
-        return bool(event.command_execution_status > cl.command_execution_status.COMPLETE)
-    except cl.Error:
-        return True
-
-
-def pending(events: Sequence[Any]) -> list[Any]:
-    """Return the events that have not ended; raises `DeviceError` if one has failed."""
-    out = []
-    for event in events:
-        status = event.command_execution_status
-        if status < 0:
-            raise failed(events) or DeviceError("wait_for: an event has failed")
-        if status:
-            out.append(event)
-    return out
-
-
-def wait_on_host(events: Sequence[Any]) -> None:
-    """Wait for events; raise `DeviceError` if one has failed or fails."""
-    import pyopencl as cl
-
-    error = failed(events)
-    if error is None:
-        try:
-            cl.wait_for_events(list(events))
-        except cl.Error as cause:
-            raise (failed(events) or DeviceError(f"wait_for: an event has failed: {cause}")) from cause
-        error = failed(events)
-    if error is not None:
-        raise error
-
-
-def launch_error(device_name: str, error: BaseException) -> DeviceError | None:
-    """Return what to raise for an error of OpenCL; None for any other."""
-    import pyopencl as cl
-
-    return DeviceError(f"device {device_name!r}: OpenCL failed: {error}") if isinstance(error, cl.Error) else None
-
-
-@contextmanager
-def opencl_errors(device_name: str) -> Iterator[None]:
-    """Raise `DeviceError` for an error of OpenCL inside."""
-    try:
-        yield
-    except Exception as error:
-        failed = launch_error(device_name, error)
-        if failed is not None:
-            raise failed from error
-        raise
-
-
-def out_of_memory(nbytes: int, device_name: str, error: Exception) -> DeviceError:
-    """Return the error for memory that a device does not give."""
-    return DeviceError(f"device {device_name.strip()!r}: {nbytes} bytes of memory could not be allocated: {error}")

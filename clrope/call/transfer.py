@@ -13,19 +13,18 @@ gathered and scattered by NumPy, so that only the view's own elements are touche
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import Operand
 from ..host_memory import empty
 from ..layout import TensorView
-from ..runtime import Runtime, all_ended, runtimes
-from .chunks import Chunk
+from .events import all_ended, out_of_memory
 
 if TYPE_CHECKING:
     import pyopencl
@@ -34,29 +33,74 @@ if TYPE_CHECKING:
 COPY_CHUNK_BYTES = 8 << 20
 #: Chunks on their way at the same time: one in, one being rotated, one out.
 SLOTS = 3
+#: Bytes of staging buffers in no use that are kept at most, and queues.
+STAGING_BYTES_KEPT = 256 << 20
+QUEUES_KEPT = 8
 
-#: Puts a rotation on the plan's queue, after the events given.
+#: Puts a rotation on the call's queue, after the events given.
 Start = Callable[[list[Any]], Any]
 
 
-class Piece(NamedTuple):
-    """A chunk of one tensor, from host memory to host memory."""
+class Staging:
+    """Device buffers and queues for copied tensors, used again by the next call.
 
-    x: Operand
-    out: Operand
-    chunk: Chunk
+    A buffer goes back by itself when it is dropped, which must be after all work on it has ended.
+    """
+
+    def __init__(self, context: pyopencl.Context, cl_device: pyopencl.Device) -> None:
+        import pyopencl as cl
+        import pyopencl.tools
+
+        self._lock = threading.Lock()
+        self._context, self._device = context, cl_device
+        self._queues: list[Any] = []
+        self._own = cl.CommandQueue(context, cl_device)
+        self._memory = pyopencl.tools.MemoryPool(pyopencl.tools.ImmediateAllocator(self._own))
+        self._largest = int(cl_device.max_mem_alloc_size)
+        #: Buffers made so far, which is fewer than were handed out.
+        self.made = 0
 
     @property
-    def view(self) -> TensorView:
-        """The piece in its slot's buffers, dense."""
-        batches, tokens = self.chunk.batches, self.chunk.tokens
-        shape = (batches.stop - batches.start, tokens.stop - tokens.start, *self.x.view.shape[2:])
-        return TensorView.dense(shape, self.x.view.dtype)
+    def kept(self) -> int:
+        """Bytes of buffers in no use."""
+        return int(self._memory.managed_bytes - self._memory.active_bytes) if self._memory.held_blocks else 0
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its elements."""
-        return self.view.size * self.x.view.itemsize
+    def buffer(self, nbytes: int) -> pyopencl.MemoryObjectHolder:
+        """Return a buffer of at least `nbytes` bytes with undefined contents."""
+        import pyopencl as cl
+
+        with self._lock:
+            memory = self._memory
+            if self.kept > STAGING_BYTES_KEPT:
+                memory.free_held()
+            try:
+                if memory.alloc_size(memory.bin_number(nbytes)) > self._largest:
+                    # The pool rounds sizes up, which the device does not allow for this one.
+                    self.made += 1
+                    return cl.Buffer(self._context, cl.mem_flags.READ_WRITE, nbytes)
+                before = memory.managed_bytes
+                buffer = memory.allocate(nbytes)
+            except cl.Error as error:
+                raise out_of_memory(nbytes, self._device.name, error) from error
+            if memory.managed_bytes != before:
+                self.made += 1
+                # The allocator writes into new memory, which must end before a copy into it begins.
+                self._own.finish()
+            return buffer
+
+    def queues(self) -> tuple[Any, Any]:
+        """Return two in-order queues in no other use, for `give_back`."""
+        import pyopencl as cl
+
+        with self._lock:
+            while len(self._queues) < 2:
+                self._queues.append(cl.CommandQueue(self._context, self._device))
+            return self._queues.pop(), self._queues.pop()
+
+    def give_back(self, queues: Sequence[Any]) -> None:
+        """Take back queues on which all work has ended."""
+        with self._lock:
+            self._queues = [*self._queues, *queues][:QUEUES_KEPT]
 
 
 @dataclass(eq=False)
@@ -81,10 +125,6 @@ class _Slot:
             self.staging[way] = empty((self.nbytes,), np.dtype(np.uint8))
         return self.staging[way][: like.nbytes].view(like.dtype).reshape(like.shape)
 
-    def y_of(self, piece: Piece) -> Any:
-        """Return the buffer of the piece's result."""
-        return self.x if piece.out is piece.x else self.y
-
     def gather(self, source: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return a dense copy in the slot's memory, once the last upload from there is done."""
         if self.upload is not None:
@@ -108,53 +148,44 @@ class _Slot:
 
 
 class Copies:
-    """The copied pieces of a plan with buffers and queues of their own. One thread at a time runs it."""
+    """Device buffers for the copied chunks of a call. One thread at a time uses it.
+
+    pieces: shape and type of each chunk, dense, and whether it is rotated in place. keeps_outputs: outputs are copied
+    in, too: the launches may leave some of their elements as they were.
+    """
 
     def __init__(
-        self, runtime: Runtime, queue: pyopencl.CommandQueue, pieces: Sequence[Piece], *, keeps_outputs: bool = False
-    ) -> None:
-        self._queue = queue
-        #: Whether outputs are copied in, too: the launches may leave some of their elements as they were.
-        self._keeps_outputs = keeps_outputs
-        self._in_order = runtime.queue_state(queue).in_order
-        self._pieces = list(pieces)
-        self._pool = runtime.staging
-        self._buffers: list[Any] = []
-        self._queues: list[Any] = []
-        largest = max(piece.nbytes for piece in pieces)
-        apart = any(piece.out is not piece.x for piece in pieces)
+        self, staging: Staging, queue: pyopencl.CommandQueue, pieces: Sequence[tuple[TensorView, bool]], *,
+        in_order: bool, keeps_outputs: bool, busy: dict[int, Any],
+    ) -> None:  # fmt: skip
+        self._staging, self._queue, self._in_order = staging, queue, in_order
+        self._keeps_outputs, self._busy = keeps_outputs, busy
+        largest = max(view.nbytes for view, _ in pieces)
+        apart = not all(in_place for _, in_place in pieces)
         self._slots: list[_Slot] = []
         for _ in range(min(SLOTS, len(pieces))):
-            x = self._buffer(largest)
-            self._slots.append(_Slot(x, self._buffer(largest) if apart else x, largest))
+            x = staging.buffer(largest)
+            self._slots.append(_Slot(x, staging.buffer(largest) if apart else x, largest))
+        self._in_place = [in_place for _, in_place in pieces]
 
-    def _buffer(self, size: int) -> Any:
-        buffer = self._pool.buffer(size)
-        self._buffers.append(buffer)
-        return buffer
+    def buffers(self, index: int) -> tuple[Any, Any]:
+        """Return the buffers that rotation `index` reads and writes."""
+        slot = self._slots[index % len(self._slots)]
+        return slot.x, slot.x if self._in_place[index] else slot.y
 
-    def __del__(self) -> None:
-        # Absent if the constructor failed.
-        if "_queues" in self.__dict__:
-            self._pool.give_back(self._buffers, self._queues)
+    def run(self, chunks: Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]], starts: Sequence[Start]) -> None:
+        """Copy every chunk in, start its rotation, copy it out; return when all results are in host memory.
 
-    def bound(self, index: int) -> tuple[tuple[Any, TensorView], tuple[Any, TensorView]]:
-        """Return the buffers and views that rotation `index` reads and writes."""
-        slot, piece = self._slots[index % len(self._slots)], self._pieces[index]
-        return (slot.x, piece.view), (slot.y_of(piece), piece.view)
-
-    def run(self, starts: Sequence[Start], waits: Sequence[Any]) -> None:
-        """Copy every piece in, start its rotation, copy it out; return when all results are in host memory.
-
-        starts: per piece. waits: events that come before any byte is read. Whatever is raised is raised only after
-        all that was enqueued has ended; the outputs of pieces that were not finished are then undefined.
+        chunks: (input, output) as bits, of each piece. Whatever is raised is raised only after all that was enqueued
+        has ended; the outputs of pieces that were not finished are then undefined.
         """
         import pyopencl as cl
 
         # An event of a copy keeps its host memory, and would wait for it when dropped, so all are kept to the end.
         events: list[Any] = []
+        queues = self._staging.queues() if len(chunks) > 1 else (self._queue, self._queue)  # one: nothing to overlap
         try:
-            self._enqueue(starts, list(waits), events)
+            self._enqueue(chunks, starts, queues, events)
             for slot in self._slots:
                 slot.settle()
             cl.wait_for_events(events)
@@ -162,27 +193,31 @@ class Copies:
             for event in events:
                 with suppress(cl.Error):  # of what failed, and of all that waited for it, only the end matters
                     event.wait()
-            ended = [all_ended(queue) for queue in (self._queue, *self._queues)]
+            ended = [all_ended(queue) for queue in (self._queue, *queues)]
             if not all(ended):
-                runtimes.busy[id(events)] = (events, [slot.staging for slot in self._slots])
-            self._queues.clear()  # a queue may refuse all work after a failure
-            raise
+                self._busy[id(events)] = (events, [slot.staging for slot in self._slots])
+            raise  # the queues are dropped: one may refuse all work after a failure
         finally:
             for slot in self._slots:
                 slot.forget()
+        if len(chunks) > 1:
+            self._staging.give_back(queues)
 
-    def _enqueue(self, starts: Sequence[Start], waits: list[Any], events: list[Any]) -> None:
+    def _enqueue(
+        self, chunks: Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]], starts: Sequence[Start],
+        queues: tuple[Any, Any], events: list[Any],
+    ) -> None:  # fmt: skip
         import pyopencl as cl
 
-        upload_queue, download_queue = self._side_queues()
+        upload_queue, download_queue = queues
+        waits: list[Any] = []
         if self._in_order:
-            # What was put on the plan's queue before comes before the copies, too.
-            waits = [*waits, cl.enqueue_marker(self._queue)]
+            # What was put on the call's queue before comes before the copies, too.
+            waits = [cl.enqueue_marker(self._queue)]
             self._queue.flush()
         may_read = False
-        for index, (piece, start) in enumerate(zip(self._pieces, starts, strict=True)):
+        for index, ((source, target), start) in enumerate(zip(chunks, starts, strict=True)):
             slot = self._slots[index % len(self._slots)]
-            source, target = (_bits(operand, piece.chunk) for operand in (piece.x, piece.out))
             slot.settle()
             if not source.flags.c_contiguous:
                 if not may_read:
@@ -196,7 +231,7 @@ class Copies:
                 upload_queue, slot.x, source, is_blocking=False, wait_for=[*free, *([] if index else waits)] or None
             )
             events.append(slot.upload)
-            y = slot.y_of(piece)
+            y = self.buffers(index)[1]
             if self._keeps_outputs and y is not slot.x:
                 for event in slot.downloads:
                     event.wait()
@@ -212,26 +247,8 @@ class Copies:
             slot.x_free = [rotation, download] if y is slot.x else [rotation]
             slot.scatter = None if into is target else (target, into)
 
-    def _side_queues(self) -> tuple[Any, Any]:
-        if len(self._pieces) == 1:
-            return self._queue, self._queue  # nothing to overlap with
-        if not self._queues:
-            self._queues = [self._pool.queue(), self._pool.queue()]
-        return self._queues[0], self._queues[1]
-
 
 def tokens_at_once(view: TensorView, chunk_bytes: int) -> int:
     """Return how many tokens of a tensor make a chunk of at most that many bytes (at least one)."""
     _, _, heads, head_dim = view.shape
     return max(1, chunk_bytes // max(1, heads * head_dim * view.itemsize))
-
-
-def _bits(operand: Operand, chunk: Chunk) -> npt.NDArray[Any]:
-    """Return the chunk of a host operand in the order b, s, n, d, as bits (bfloat16 has no buffer protocol)."""
-    assert operand.host is not None
-    array = operand.host.view(np.dtype(f"u{operand.view.itemsize}"))
-    letters = operand.layout
-    if "b" not in letters:
-        array, letters = array[None], "b" + letters
-    ordered = array.transpose([letters.index(c) for c in "bsnd"])
-    return ordered[chunk.batches, chunk.tokens]

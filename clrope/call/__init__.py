@@ -1,0 +1,1 @@
+"""From checked arguments to the enqueue: signatures, calls, memory, runtimes."""

@@ -1,0 +1,287 @@
+"""`Call`: what all calls of one signature launch, checked, selected and built once."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import Any, NamedTuple
+
+from ..arrays import note_writes
+from ..buffer_place import HOST, buffer_place
+from ..errors import DeviceError
+from ..kernels.launch import LaunchSpec
+from ..kernels.problem import BUFFER_ALIGNMENT, PairLayout, Problem
+from ..kernels.variant import Variant
+from ..layout import TensorView
+from ..select.choice import select
+from .chunks import Chunk, chunks_that_fit
+from .events import pending, wait_on_host
+from .memory import Access, address_of
+from .runner import Runner
+from .runtime import PAGE, QueueState
+from .sources import CallerTables, ConfigAngles, PositionForm, Real, real_of
+from .transfer import COPY_CHUNK_BYTES, tokens_at_once
+
+#: Bytes that the tables of one chunk may take.
+TABLE_BYTES = 128 << 20
+#: Runners in no use that a call keeps.
+RUNNERS_KEPT = 8
+#: Makes a result like an input, and returns it with its memory.
+Maker = Callable[[Any, QueueState], tuple[Any, Any]]
+
+
+class TensorPart(NamedTuple):
+    """One tensor of a call: input and output without their addresses.
+
+    x, y: views with offset 0. Alignments are those of element [0, 0, 0, 0], in bytes, up to 64. make: how a new output
+    is made; None if the caller gives one.
+    """
+
+    x: TensorView
+    y: TensorView
+    x_alignment: int
+    y_alignment: int
+    in_place: bool
+    access: Access
+    pairs: PairLayout
+    make: Maker | None
+
+
+@dataclass(eq=False)
+class Step:
+    """One launch: a chunk of one part, or of two parts whose heads it rotates together."""
+
+    part: int
+    chunk: Chunk
+    problem: Problem
+    variant: Variant
+    second: Step | None = None
+    spec: LaunchSpec | None = None
+    program: Any = None
+
+
+class FilledTable(NamedTuple):
+    """Tables of cos and sin that launches read: some rows of positions, repeated so often. users: their numbers."""
+
+    spec: LaunchSpec
+    program: Any
+    rows: slice
+    repeats: int
+    real: Real
+    nbytes: int
+    users: list[int]
+
+
+class Call:
+    """All calls of one signature: checked once, their kernels selected and built.
+
+    state:  the queue that they run on.
+    parts:  the tensors. source: of cos and sin. form: of the positions.
+    tables_access: how the caller's tables of cos and sin reach the device.
+    tensors: the parts whose output is a torch tensor of the caller's.
+    """
+
+    def __init__(
+        self,
+        state: QueueState,
+        parts: Sequence[TensorPart],
+        source: ConfigAngles | CallerTables,
+        form: PositionForm,
+        *,
+        forward: bool,
+        several: bool,
+        variant: Variant | None,
+        tables_access: Access,
+        tensors: Sequence[int] = (),
+        copy_chunk_bytes: int = COPY_CHUNK_BYTES,
+    ) -> None:
+        self.state, self.source, self.form = state, source, form
+        self.several = several
+        self.parts = _copied_if_too_large(parts, state.runtime.info.max_alloc)
+        self.batch, self.seq = parts[0].x.shape[:2]
+        self.makers = [part.make for part in parts]
+        self.on_host = all(part.access != "device" for part in parts)
+        self.on_device = all(part.access == "device" for part in parts)
+        self.tables_access, self.tensors = tables_access, tensors
+        #: Sides but outputs in place: number, bytes touched from element [0, 0, 0, 0] on, whether written.
+        self._compared = [
+            (2 * k + side, view.span[0] * view.itemsize, view.span[1] * view.itemsize, bool(side) or part.in_place)
+            for k, part in enumerate(parts)
+            for side, view in enumerate((part.x,) if part.in_place else (part.x, part.y))
+        ]
+        #: Numbers of the sides that are OpenCL arrays which are written.
+        self._written = [
+            2 * k + side
+            for k, part in enumerate(parts)
+            for side in range(2)
+            if part.access == "device" and (side or part.in_place)
+        ]
+        #: Whether a written side may share memory with another one, which then has to be looked at.
+        self.may_overlap = any(make is None for make in self.makers) and (
+            len(parts) > 1 or not parts[0].in_place or bool(source.sides)
+        )
+        total = sum(part.x.nbytes for part in self.parts)
+        direct: list[Step] = []
+        copied: list[Step] = []
+        for number, part in enumerate(self.parts):
+            for chunk in self._chunks(part, copy_chunk_bytes) if part.x.size else []:
+                step = self._step(number, part, chunk, forward, total, variant)
+                (copied if part.access == "copied" else direct).append(step)
+        self.copied = len(copied)
+        self.steps = [*_joined(direct), *copied]
+        for step in self.steps:
+            second = None if step.second is None else step.second.problem
+            step.spec = step.variant.spec(step.problem, state.runtime.info, second)
+            step.program = state.runtime.program(step.spec)
+        self.tables = self._tables()
+        #: Whether positions are nothing but a number for each launch: no buffers, no tables.
+        self.numbers_only = all(s.variant.angles == "fused" and s.problem.angles.counting for s in self.steps)
+        self._free: deque[Runner] = deque(maxlen=RUNNERS_KEPT)
+
+    def _chunks(self, part: TensorPart, copy_chunk_bytes: int) -> list[Chunk]:
+        info = self.state.runtime.info
+        if part.x.dtype == "f64" and not info.fp64:
+            raise DeviceError(f"device {info.name!r} on {info.platform!r} has no fp64, float64 tensors need it")
+        batches, tokens = part.x.shape[:2]
+        real_bytes = 8 if part.x.dtype == "f64" else 4
+        most = max(1, min(TABLE_BYTES, info.max_alloc) // (self.source.row_width * real_bytes))
+        if part.access == "copied":
+            most = min(most, tokens_at_once(part.x, min(copy_chunk_bytes, info.max_alloc)))
+
+        def fits(chunk: Chunk) -> bool:
+            if part.access != "direct":
+                return True
+            spans = [view.part(chunk.batches, chunk.tokens).span for view in (part.x, part.y)]
+            return max(last - first for first, last in spans) * part.x.itemsize <= info.max_alloc - 2 * PAGE
+
+        return chunks_that_fit(batches, tokens, self.form.batch_stride, most, fits, "x")
+
+    def _step(
+        self, number: int, part: TensorPart, chunk: Chunk, forward: bool, nbytes: int, preferred: Variant | None
+    ) -> Step:
+        x, y = (view.part(chunk.batches, chunk.tokens) for view in (part.x, part.y))
+        alignments = [gcd(a, v.offset * v.itemsize) for a, v in ((part.x_alignment, x), (part.y_alignment, y))]
+        if part.access == "copied":  # in buffers of their own, dense; each comes and goes by itself
+            x = y = TensorView.dense(x.shape, x.dtype)
+            alignments, nbytes = [BUFFER_ALIGNMENT] * 2, x.nbytes
+        problem = Problem(
+            x.shape, x.dtype, x.strides, y.strides, part.pairs, part.in_place, forward,
+            self.source.form(self.form, real_of(x.dtype)), chunk.row_stride, alignments[0], alignments[1],
+        )  # fmt: skip
+        return Step(number, chunk, problem, select(self.state.runtime.info, problem, nbytes, preferred))
+
+    def _tables(self) -> list[FilledTable]:
+        runtime = self.state.runtime
+        tables: dict[Any, FilledTable] = {}
+        for number, step in enumerate(self.steps):
+            if step.variant.angles != "cached":
+                continue
+            assert step.spec is not None
+            rows, repeats, real = step.chunk.rows, step.spec.row_repeats, real_of(step.problem.dtype)
+            key = rows.start, rows.stop, repeats, real
+            if key not in tables:
+                count = repeats * (rows.stop - rows.start)
+                form = self.form if repeats == 1 else self.form._replace(counting=False)
+                spec = self.source.table_spec(count, rows, form, real, runtime.info)
+                nbytes = count * self.source.row_width * (8 if real == "f64" else 4)
+                tables[key] = FilledTable(spec, runtime.program(spec), rows, repeats, real, nbytes, [])
+            tables[key].users.append(number)
+        return list(tables.values())
+
+    @property
+    def variants(self) -> list[Variant]:
+        """The kernel variant of each launch."""
+        return [step.variant for step in self.steps]
+
+    @property
+    def specs(self) -> list[LaunchSpec]:
+        """Kernel file, options, sizes and arguments of each launch."""
+        return [step.spec for step in self.steps if step.spec is not None]
+
+    def overlap(self, memories: Sequence[Any]) -> bool:
+        """Whether a written side may share memory with another one. memories: None for new results."""
+        spans: list[tuple[int, int, int, bool]] = []
+        for k, first, last, written in self._compared:
+            memory = memories[k]
+            if memory is None:
+                continue
+            if hasattr(memory, "base_data"):
+                space, start = buffer_place(memory.base_data)
+                start += memory.offset
+            else:
+                space, start = HOST, address_of(memory)
+            low, high = start + first, start + last
+            for other, other_low, other_high, other_written in spans:
+                if (written or other_written) and low < other_high and other_low < high and space == other:
+                    return True
+            spans.append((space, low, high, written))
+        return False
+
+    def run(
+        self, inputs: Sequence[Any], outputs: list[Any], memories: list[Any], value: Any, waits: Sequence[Any] = ()
+    ) -> Any:
+        """Rotate arrays of this signature and return the result.
+
+        outputs: None for new ones. memories: inputs and outputs in turn, None for new ones, then tables. value: of
+        positions, in this call's form.
+        """
+        state = self.state
+        for k, make in enumerate(self.makers):
+            if make is not None:
+                outputs[k], memories[2 * k + 1] = make(inputs[k], state)
+        try:
+            runner = self._free.pop()  # atomic, so no two threads get the same one
+        except IndexError:
+            runner = Runner(self)
+        runner.bind(memories)
+        runner.place(value)
+        if self.tensors:
+            note_writes([outputs[k] for k in self.tensors])
+        if self.on_host:
+            if waits:
+                state.check_waits(pending(waits))
+                wait_on_host(waits)
+            runner.run_on_host((inputs, outputs))
+        else:
+            arrays = memories if self.on_device else [m for m in memories if hasattr(m, "events")]
+            runner.run_on_device(waits, arrays, [memories[k] for k in self._written], (inputs, outputs))
+        self.give_back(runner)
+        return tuple(outputs) if self.several else outputs[0]
+
+    def give_back(self, runner: Runner) -> None:
+        """Keep a runner for the next call; not after an error, which may have left it half set."""
+        if not self.copied:
+            runner.release()
+            self._free.append(runner)
+
+
+def _copied_if_too_large(parts: Sequence[TensorPart], max_alloc: int) -> list[TensorPart]:
+    """Return the parts; mapped ones are copied if one buffer might not hold them, which those that overlap share."""
+    spans = [
+        (view.span[1] - view.span[0]) * view.itemsize
+        for part in parts if part.access == "mapped"
+        for view in ((part.x,) if part.in_place else (part.x, part.y))
+    ]  # fmt: skip
+    if sum(spans) <= max_alloc - BUFFER_ALIGNMENT:
+        return list(parts)
+    return [part._replace(access="copied") if part.access == "mapped" else part for part in parts]
+
+
+def _joined(steps: Sequence[Step]) -> list[Step]:
+    """Return the steps with those joined that one launch can do: two tensors alike but for their heads (q and k)."""
+    joined: list[Step] = []
+    waiting: dict[Any, Step] = {}
+    for step in steps:
+        chunk, problem = step.chunk, step.problem
+        at = (chunk.batches.start, chunk.batches.stop, chunk.tokens.start, chunk.tokens.stop, chunk.row_stride)
+        alike = (at, problem.dtype, problem.pairs, problem.in_place, problem.angles, step.variant)
+        mate = waiting.pop(alike, None)
+        if mate is not None:
+            mate.second = step
+            continue
+        if step.variant.implementation.takes_second:
+            waiting[alike] = step
+        joined.append(step)
+    return joined
