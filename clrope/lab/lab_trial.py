@@ -68,11 +68,12 @@ class LabTrial(RopeTrial):
     Call 1 rotates x into memory full of NaN; call 2 rotates other values into zeros; call 3 rotates x again, into the
     right result mixed with other numbers, and must give the bits of call 1. Inputs, tables, guards and the earlier
     output must not change. Large tensors are rotated once. exact: without guards, for a simulator that checks bounds.
+    explain: diagnose a wrong result, which takes longer than the calls.
     """
 
-    def __init__(self, case: Case, seed: int, kernel: Kernel, *, exact: bool = False) -> None:
+    def __init__(self, case: Case, seed: int, kernel: Kernel, *, exact: bool = False, explain: bool = True) -> None:
         super().__init__(case, seed)
-        self._exact = exact
+        self._exact, self._explain = exact, explain
         self._kernel = kernel
         self._other = np.random.default_rng([seed, 1])
         if self._configured.angles == "positions":
@@ -255,7 +256,7 @@ class LabTrial(RopeTrial):
             place = evidence.first_wrong()
             if place is not None and first is None:
                 first = place, *evidence.at(place)
-                found += diagnose(evidence) if w.size < _LARGE else []  # it would take minutes
+                found += diagnose(evidence) if self._explain and w.size < _LARGE else []  # it would take minutes
         detail = f"NMSE {error:.3g}, limit {self.limit:.0e}" + ("" if call == 0 else f" in call {call + 1} of 3")
         place, got_one, want_one, ulp = first or (None, None, None, None)
         return LabOutcome(

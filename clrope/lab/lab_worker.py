@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,6 +23,9 @@ from ..suite.case import Case, parse_case
 from .lab_draw import DRAWN, coverage, draw
 from .lab_kernel import LabFile, load_file
 from .lab_trial import LabOutcome, LabTrial
+
+#: Wrong cases that are diagnosed: the first ones tell, and each takes as long as ten right ones.
+_EXPLAINED = 8
 
 
 class LabJob(msgspec.Struct, frozen=True):
@@ -60,19 +64,22 @@ def _work(data: dict[str, Any], write: Write) -> dict[str, Any]:
     kernel = file.kernel_object()
     failed: dict[tuple[str, int], LabOutcome] = {}
     right: list[Case] = []
+    wrong = 0
     for suite, line, number in cases:
         stage = f"running {suite}: {line}"
         write(begin=number, stage=stage)
         begin = time.perf_counter()
         case = parse_case(line)
         try:
-            outcome = failed.get((case.type, case.mode)) or _run(case, job, kernel, device, lambda: write(stage=stage))  # noqa: B023
+            alive = partial(write, stage=stage)
+            outcome = failed.get((case.type, case.mode)) or _run(case, job, kernel, device, alive, wrong < _EXPLAINED)
         except BuildError as error:
             outcome = _build_failed(error, case.type, device)
             failed[case.type, case.mode] = replace(outcome, detail=outcome.detail.splitlines()[0])
         except RopeError as error:
             outcome = LabOutcome("driver error" if isinstance(error, DeviceError) else "bad kernel", detail=str(error))
         write(case=number, outcome=asdict(outcome), seconds=time.perf_counter() - begin)
+        wrong += outcome.status == "wrong"
         if outcome.status == "right":
             right.append(case)
         elif job.stop_at_first and outcome.status != "not expressible":
@@ -82,8 +89,10 @@ def _work(data: dict[str, Any], write: Write) -> dict[str, Any]:
     return {}
 
 
-def _run(case: Case, job: LabJob, kernel: Kernel, device: DeviceInfo, alive: Callable[[], None]) -> LabOutcome:
-    trial = LabTrial(case, job.seed, kernel, exact=job.simulator)
+def _run(
+    case: Case, job: LabJob, kernel: Kernel, device: DeviceInfo, alive: Callable[[], None], explain: bool
+) -> LabOutcome:
+    trial = LabTrial(case, job.seed, kernel, exact=job.simulator, explain=explain)
     alive()  # the inputs and the reference of large tensors take seconds
     return trial.run_kernel(device)
 
