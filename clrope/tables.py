@@ -176,8 +176,6 @@ def _signed(
         return None
     # 1 and True are equal, and have one place in a dictionary.
     plain = type(options.forward) is bool and all(type(value) in _PLAIN_TYPES for value in options)
-    if options.n_dims is None and plain and _may_be_doubled(x, cos, options.layout):
-        return None
     several = type(x) is tuple or type(x) is list
     inputs = x if several else (x,)
     found = signature(inputs, several, out) if plain else None
@@ -187,6 +185,8 @@ def _signed(
     key, given, memories, on_host = found
     if any(hasattr(memory, "base_data") is on_host for _, memory in tables):
         return None
+    if options.n_dims is None and _may_be_doubled(inputs[0], cos, options.layout):
+        return None
     memories += [memory for _, memory in tables]
     state = op.target_of_memories(memories, on_host)
     key += (tables[0][0], tables[1][0], *options, several, database.generation(), form, state)
@@ -195,10 +195,9 @@ def _signed(
 
 def _may_be_doubled(x: Any, cos: Any, layout: str) -> bool:
     """Whether tables of a column per pair have to be looked at: by their last row, which mostly tells."""
-    columns = cos.shape[-1] if hasattr(cos, "shape") and cos.shape else 0
-    shape = getattr(x[0] if type(x) in (tuple, list) and x else x, "shape", ())
-    head_dim = shape[layout.lower().find("d") - len(layout)] if len(shape) >= 3 else 0
-    if hasattr(cos, "base_data") or columns == head_dim or columns % 2 or not columns or 0 in cos.shape:
+    columns = cos.shape[-1] if len(cos.shape) else 0
+    head_dim = x.shape[layout.lower().find("d") - len(layout)] if len(x.shape) in (3, 4) else 0
+    if hasattr(cos, "base_data") or columns == head_dim or columns % 2 or 0 in cos.shape:
         return False
     row = cos[(-1,) * (len(cos.shape) - 1)]
     return bool((row[: columns // 2] == row[columns // 2 :]).all() or (row[::2] == row[1::2]).all())

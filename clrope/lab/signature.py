@@ -185,7 +185,8 @@ def _signature(kernel: pyopencl.Kernel, function: str, device: pyopencl.Device) 
     words: dict[Any, str] = {spaces.GLOBAL: "global", spaces.CONSTANT: "constant", spaces.LOCAL: "local"}
     arguments = []
     for index in range(kernel.num_args):
-        name = str(kernel.get_arg_info(index, info.NAME))
+        # PoCL renames what is named like a function of its library, such as `step`.
+        name = str(kernel.get_arg_info(index, info.NAME)).removeprefix("_cl_")
         kind = str(kernel.get_arg_info(index, info.TYPE_NAME)).strip()
         space = words.get(kernel.get_arg_info(index, info.ADDRESS_QUALIFIER), "")
         written = kind.removesuffix("*").strip()

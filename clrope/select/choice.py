@@ -41,9 +41,10 @@ def _select(device: DeviceInfo, problem: Problem, size: SizeClass, _generation: 
     # The strided kernel also does pairs at other places; what is known of it does not depend on that.
     known = database.known(device, problem.dtype, problem.pairs.pairing or "neox")
     for variant in _in_order(device, problem, size, known):
-        fit = _as_measured(variant, problem, size).fit(problem)
-        if fit.compiled not in known.broken:
-            return fit
+        for candidate in (_as_measured(variant, problem, size), variant):
+            fit = candidate.fit(problem)
+            if fit.compiled not in known.broken:
+                return fit
     raise DeviceError(
         f"device {device.name!r} on {device.platform!r}: every variant of the kernels that supports {problem.dtype} "
         f"{list(problem.shape)} failed there when it was tried; `clrope tune --show` says how\n"

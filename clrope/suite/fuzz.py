@@ -171,7 +171,7 @@ def _draw_positions(rng: np.random.Generator, fields: dict[str, Any]) -> dict[st
     """Draw form, range and type of positions, so that the type holds them."""
     sections = parse_mode(fields["mode"]) in SECTION_MODES
     form = _one_of(
-        rng, "random", "offset", "offset", "signed", "back", "offsets", "batch", "packed", "far", "huge",
+        rng, "random", "offset", "offset", "signed", "back", "offsets", "batch", "each", "packed", "far", "huge",
         "three" if sections else "random",
     )  # fmt: skip
     reach, types = _one_of(

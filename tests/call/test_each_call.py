@@ -98,7 +98,7 @@ def test_tuning_changes_the_next_call(cpu: clrope.DeviceInfo, cache: Path, rng: 
     for width in (2, 4):
         winner = Variant(width=width)
         database.save(cpu, [TuningRecord(key, (VariantResult(winner, "ok", seconds=1e-3),), 1 << 16)])
-        assert launched() == winner
+        assert launched() == winner.changed(prepared=True, angles="fused")
     broken = tuple(VariantResult(v, "wrong") for v in {untuned, Variant(width=8)})
     database.save(cpu, [TuningRecord(key, (*broken, VariantResult(STRIDED, "slower", seconds=1e-3)), 1 << 16)])
     assert launched() not in (untuned, Variant(width=8), Variant(width=4))
@@ -114,7 +114,7 @@ def test_another_cache_is_another_tuning(
     database.save(
         cpu, [TuningRecord(TuningKey("f32", "neox", False, "small"), (VariantResult(Variant(width=2), "ok"),), 1 << 16)]
     )
-    assert op.plan(x, 3).variants == [Variant(width=2)]
+    assert op.plan(x, 3).variants == [Variant(width=2, prepared=True, angles="fused")]
     monkeypatch.setenv("CLROPE_CACHE_DIR", str(tmp_path / "other"))
     assert op.plan(x, 3).variants == untuned
 
