@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from statistics import median
 from typing import Any
 
 from ..machine_load import load_text
@@ -23,6 +24,13 @@ _START = re.compile(r"^(?:(\d+)(?=[.)])|(?=[#+=>-]))")
 SHARES = (
     "Shares and × are medians of the ratios within each round, where both meet the same speed of the machine; GB/s are "
     "medians over all rounds. So a share need not be the quotient of two speeds."
+)
+
+
+#: What the table of one-shot calls says.
+ONE_SHOT = (
+    "Of each number of tokens, q has 32 heads and k 8, of 128 elements, neox. Every call has a new position. memcpy "
+    "copies both by numpy.copyto."
 )
 
 
@@ -62,7 +70,8 @@ def as_markdown(text: str) -> str:
 def tables(results: Sequence[dict[str, Any]]) -> list[Table]:
     """Return the tables of results: speed, latency, and what was not timed with the reason."""
     known = list(records(results))
-    calls = [r for r in known if r.calls]
+    calls = [r for r in known if r.calls and not r.one_shot]
+    one_shot = one_shot_table(known)
     speed = [r for r in known if not r.workload["latency"] and not r.calls]
     latency = [r for r in known if r.workload["latency"] and not r.calls]
     hosts = [r for r in speed if any(e["name"].startswith("numpy") for e in r.entries("clrope"))]
@@ -75,6 +84,7 @@ def tables(results: Sequence[dict[str, Any]]) -> list[Table]:
                 missing.setdefault(key, []).append(record.name)
     found = [
         *(call_tables(calls) if calls else ()),
+        *([one_shot] if one_shot.rows else ()),
         Table(
             "Bytes read and written a second",
             ("workload", "device", "#GB/s", "#p20-p80 ms", "#ceiling GB/s", "ceiling", "#of it",
@@ -139,6 +149,24 @@ def call_tables(known: Sequence[WorkloadRecord]) -> list[Table]:
         Table("What calls cost", columns, tuple(times)),
         Table("Calls compared", ("workload", "device", "comparison", "#figure", "#bare launches"), tuple(compared)),
     ]
+
+
+def one_shot_table(known: Sequence[WorkloadRecord]) -> Table:
+    """Return microseconds of one-shot calls: a row for each type and number of tokens of a run, a column an entry."""
+    rows: dict[tuple[str, str, int], dict[str, list[float]]] = {}
+    for record in known:
+        for entry in record.workload["entries"] if record.one_shot else ():
+            if entry["status"] == "ok":
+                key = (record.result["started"], record.dtype, record.workload["tensors"][0][1])
+                name = f"{entry['name']} {entry.get('device', '')}".strip()
+                rows.setdefault(key, {}).setdefault(name, []).append(record.time(entry) / 1e3)
+    names = sorted({name: None for row in rows.values() for name in row}, key=lambda name: not name.startswith("numpy"))
+    cells = (
+        (dtype, str(tokens), *(number(median(row[name]) if name in row else None) for name in names))
+        for (_, dtype, tokens), row in rows.items()
+    )
+    columns = ("type", "#tokens", *(f"#{name}" for name in names))
+    return Table("One-shot calls on NumPy arrays, µs", columns, tuple(cells), note=ONE_SHOT if rows else "")
 
 
 def heading(results: Sequence[dict[str, Any]]) -> str:
