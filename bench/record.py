@@ -22,7 +22,7 @@ def part(workload: Workload) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("patterns", nargs="*", help="workloads, or 'processes'; default: standard, calls, sizes, processes")
+    parser.add_argument("patterns", nargs="*", help="workloads, or 'processes'; default: all of the documents")
     parser.add_argument("--device", action="append", default=[], help="default: every healthy one but simulators")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--peer-rounds", type=int, default=9, help="of these, the rounds with peers")

@@ -217,6 +217,10 @@ class WorkloadRecord:
         """Return nanoseconds of a call."""
         return float(self._times(entry)[statistic])
 
+    def undisturbed(self, entry: dict[str, Any]) -> float:
+        """Return the time of the fastest turn, which other programs disturbed least; without turns the median."""
+        return min(self.by_round(entry).values(), default=self.time(entry))
+
     def own(self, device: str, name: str = "arrays") -> float | None:
         """Return the time of this package's call on a device."""
         found = self.first("clrope", name, device)

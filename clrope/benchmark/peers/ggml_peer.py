@@ -13,7 +13,6 @@ import numpy.typing as npt
 from ..entry import Refused
 from . import Prepared, Task
 
-colour = "#d1710f"
 packages = ("ggml-python",)
 
 Tensors = Sequence[npt.NDArray[Any]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from ...layout import DTYPES
 from ..entry import Refused
 from . import Prepared, Task
 
-colour = "#c7b8e0"
 packages = ("torch",)
 
 
@@ -38,19 +38,25 @@ def prepare_step(task: Task) -> list[Prepared]:
     """Return a step: rows of the tables by position, once for all layers, as in model code.
 
     A one-shot call has no tables: it makes cos and sin from the position, as a rotary embedding of transformers does.
+    Of its ways one has a single thread: for little work waking threads may cost more than it saves.
     """
     torch: Any = importlib.import_module("torch")
-    torch.set_num_threads(task.threads)
-    rows = (_made_rows if task.workload.calls == "one-shot" else _table_rows)(torch, task)
+    one_shot = task.workload.calls == "one-shot"
+    rows = (_made_rows if one_shot else _table_rows)(torch, task)
     function = _rotation(torch, task)
     layers = [[_tensor(torch, x) for x in xs] for xs in task.x]
 
-    def call(position: int) -> Any:
+    def call(threads: int, position: int) -> Any:
+        torch.set_num_threads(threads)
         with torch.no_grad():
             cos, sin = (t[None, :, None] for t in rows(position))
             return [function(x, cos, sin) for layer in layers for x in layer]
 
-    return [Prepared(call, lambda results: _arrays(torch, results))]
+    return [
+        Prepared(partial(call, threads), lambda results: _arrays(torch, results),
+                 suffix="" if threads == task.threads else " 1 thread")
+        for threads in sorted({task.threads, 1} if one_shot else {task.threads}, reverse=True)
+    ]  # fmt: skip
 
 
 def _table_rows(torch: Any, task: Task) -> Callable[[int], list[Any]]:
