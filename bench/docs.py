@@ -7,10 +7,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools.documents import documents, of_prefill
+from tools.documents import documents
 
-from clrope.benchmark.figure import draw
 from clrope.benchmark.results import read_all
+from clrope.portability.chart_images import write_figure
+from clrope.portability.portability_report import make_report
+from clrope.portability.report_files import read_files
 
 HERE = Path(__file__).parent
 
@@ -20,7 +22,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="only say which tables are out of date")
     parser.add_argument("--no-figure", action="store_true", help="tables only: no matplotlib needed")
     given = parser.parse_args()
-    results = [result for path in sorted(HERE.glob("results/*.json")) for result in read_all(path)]
+    paths = sorted(HERE.glob("results/*.json"))
+    results = [result for path in paths for result in read_all(path)]
     if not results:
         print("no results; `python bench/record.py` makes them", file=sys.stderr)
         return 1
@@ -32,8 +35,7 @@ def main() -> int:
     if given.check:
         return 1 if old else 0
     if not given.no_figure:
-        newest = of_prefill(results)
-        draw([r for r in newest if all(d["kind"] == "cpu" for d in r["devices"].values())], HERE / "figure.png")
+        write_figure(make_report(read_files(map(str, paths))).one_shot_charts, HERE / "figure.png")
     return 0
 
 

@@ -16,12 +16,13 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def part(workload: Workload) -> str:
-    return "sizes" if workload.family.startswith("size-") else f"{workload.family}-{workload.dtype}"
+    kind = workload.family.partition("-")[0]
+    return kind if kind in ("size", "tokens") else f"{workload.family}-{workload.dtype}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("patterns", nargs="*", help="workloads, or 'processes'; default: standard, calls, processes")
+    parser.add_argument("patterns", nargs="*", help="workloads, or 'processes'; default: all of the documents")
     parser.add_argument("--device", action="append", default=[], help="default: every healthy one but simulators")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--peer-rounds", type=int, default=9, help="of these, the rounds with peers")
@@ -38,7 +39,7 @@ def main() -> int:
         return 1
     patterns = [p for p in given.patterns if p != "processes"]
     if not given.patterns:
-        patterns = ["standard", "calls"]
+        patterns = ["standard", "calls", "sizes"]
     chosen = sorted(select(patterns), key=part) if patterns else []
     seed = time.time_ns() % (1 << 32)
     parts = [(name, list(members)) for name, members in groupby(chosen, key=part)]

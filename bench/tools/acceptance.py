@@ -239,7 +239,7 @@ def _copies(chosen: Iterable[WorkloadRecord], device: str) -> list[_Found]:
 def _calls(known: Sequence[WorkloadRecord], device: str, name: str, limit: float, on_pocl: float, unit: str) -> Row:
     (comparison,) = (c for c in CALL_COMPARISONS if c.name == name)
     found = _found(
-        [r for r in known if r.calls],
+        [r for r in known if r.calls and not r.workload.get("cold")],
         lambda record, statistic: record.compared(comparison, device, statistic),
         lambda record: record.least_of(comparison, device),
     )

@@ -8,14 +8,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from clrope.benchmark.figure import middle_record, prefill_records
 from clrope.benchmark.peers import NAMES
-from clrope.benchmark.report import Table, number
+from clrope.benchmark.report import Table, number, one_shot_table
+from clrope.benchmark.results import WorkloadRecord, records
+from clrope.benchmark.samples import middle
 
 from .acceptance import by_machine, check, machine_section
 
 ROOT = Path(__file__).resolve().parents[2]
 END = "<!-- end -->\n"
+GROUPS = tuple((dtype, mode) for dtype in ("f32", "f16", "bf16") for mode in ("normal", "neox"))
 TUNING = ROOT / "bench" / "results" / "tuning-amd-epyc.json.xz"
 #: Columns of the table of variants: (platform, dtype, in_place); of large neox tensors.
 VARIANT_COLUMNS = (("Portable Computing Language", "f32", False), ("Portable Computing Language", "f16", False),
@@ -50,6 +52,7 @@ def documents(results: Sequence[dict[str, Any]], root: Path = ROOT) -> dict[Path
         ("docs/performance.md", "acceptance"): "".join(
             machine_section(cpu, check(found)) for cpu, found in machines.items()
         ),
+        ("docs/performance.md", "one-shot calls"): one_shot_table(list(records(results))).markdown(),
         ("docs/performance.md", "variants"): variant_table(json.loads(lzma.decompress(TUNING.read_bytes()))).markdown(),
         ("README.md", "speed"): speed_table(of_prefill(results)).markdown() if machines else "",
     }
@@ -58,6 +61,19 @@ def documents(results: Sequence[dict[str, Any]], root: Path = ROOT) -> dict[Path
         path = root / file
         texts[path] = _replaced(path, texts.get(path) or path.read_text(encoding="utf-8"), name, table)
     return texts
+
+
+def prefill_records(results: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[WorkloadRecord]]:
+    """Return the records of prefill out of place, forward, with a timed rotation, by type and pairing."""
+    chosen: dict[tuple[str, str], list[WorkloadRecord]] = {group: [] for group in GROUPS}
+    for r in records(results):
+        if (
+            (r.family, r.place, r.direction) == ("prefill", "out", "forward")
+            and (r.dtype, r.mode) in chosen
+            and r.devices
+        ):
+            chosen[r.dtype, r.mode].append(r)
+    return {group: found for group, found in chosen.items() if found}
 
 
 def of_prefill(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -83,7 +99,8 @@ def speed_table(results: Sequence[dict[str, Any]]) -> Table:
         cells = []
         for device in devices:
             found = [r for r in all_found if r.of_ceiling(device) is not None]
-            shown = middle_record(found, device) if found else None
+            # Of repeats, the one with the median share of the ceiling.
+            shown = middle(found, lambda r: r.of_ceiling(device) or 0.0) if found else None  # noqa: B023
             cells.append(f"{number(shown.rate(device))} ({shown.of_ceiling(device) or 0.0:.0%})" if shown else "-")
         rates = [
             (entry["bytes"] / record.time(entry), peer)

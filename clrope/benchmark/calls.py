@@ -1,13 +1,15 @@
 """The cost of calls: a decode step of many layers, by every way in, next to torch, ggml and a bare launch.
 
-A step rotates q and k of one token in every layer. The position moves with each step, as in generation. A second
-workload is a prefill into a new OpenCL array, compared with a prefill into a given array.
+A step rotates q and k of one token in every layer. The position moves with each step, as in generation. Before a cold
+step other memory is read. One-shot calls on NumPy arrays are such a step of one layer and any number of tokens.
+Another workload is a prefill into a new OpenCL array, compared with a prefill into a given array.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +20,12 @@ import numpy.typing as npt
 from .. import reference
 from ..api import rope
 from ..compare import compare
+from ..device.cache import CACHE_MULTIPLE, LEAST_BYTES, host_cache_bytes
 from ..kernels.build import build
 from ..layout import DTYPES
 from ..operation import Rope
 from ..testing import PEER_LIMITS, poisoned
-from .buffers import DeviceSets
+from .buffers import Change, DeviceSets, make_inputs, usable_cpus
 from .entry import BenchmarkEntry, Kind, Refused, WrongResultError
 from .peers import BenchmarkPeer, Prepared, Task, tables_of
 from .validation import ResultCheck
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 #: Steps before each timed step: they load this entry's data into the caches and wake the device's threads, which slept
 #: while the process settled. After 3 of them launches still took twice as long.
 WARM_UP_STEPS = 12
+#: The same for cold steps and for steps that move more bytes than `LARGE_STEP`, which no cache keeps.
+FEW_WARM_UP_STEPS, LARGE_STEP = 2, 8 << 20
 #: Positions that the steps cycle through; the peers have tables of all of them.
 FIRST_POSITION, LAST_POSITION = 1000, 4096
 
@@ -44,10 +49,14 @@ Array = npt.NDArray[Any]
 
 @dataclass(eq=False)
 class DecodeStep:
-    """The inputs of a decode step and the position of the next one. x: q and k of each layer, [B, S, N, D]."""
+    """The inputs of a step and the position of the next one. x: q and k of each layer, [B, S, N, D].
+
+    sampled: checks one layer of many tokens by some of them.
+    """
 
     workload: Workload
     x: list[list[Array]]
+    sampled: ResultCheck | None = None
     _position: int = FIRST_POSITION
 
     def move(self) -> int:
@@ -64,11 +73,13 @@ class DecodeStep:
         for number, (x, y) in enumerate(zip(inputs, got, strict=True)):
             if y.shape != x.shape or y.dtype != x.dtype:
                 raise WrongResultError(f"tensor {number}: {y.dtype}{list(y.shape)}, not {x.dtype}{list(x.shape)}")
+            if self.sampled is not None:
+                continue
             found = compare(y, reference.rope(x, self.workload.position_array(position), self.workload.config))
             if not found.nmse <= PEER_LIMITS[self.workload.dtype]:
                 raise WrongResultError(f"layer {number // len(self.x[0])}, position {position}: {found}")
             worst = max(worst, found.nmse)
-        return worst
+        return worst if self.sampled is None else self.sampled(got, Change(start=position))
 
     def empty(self) -> list[list[Array]]:
         """Return poisoned memory for the results."""
@@ -84,6 +95,25 @@ def make_step(workload: Workload, seed: int) -> DecodeStep:
     return DecodeStep(workload, x)
 
 
+def one_shot_step(workload: Workload, seed: int) -> DecodeStep:
+    """Return a step of one layer whose results are checked by some of their tokens."""
+    inputs = make_inputs(workload, seed)
+    return DecodeStep(workload, [[x.copy() for x in inputs.tensors]], ResultCheck(inputs, seed))
+
+
+def read_other_memory() -> Callable[[], None]:
+    """Return what reads four times the host's largest cache by a thread of each processor, as a model reads weights."""
+    count, size = usable_cpus(), CACHE_MULTIPLE * host_cache_bytes() or LEAST_BYTES
+    # Ones: all untouched pages of zeros are one page of memory.
+    parts, pool = np.ones((count, size // 8 // count)), ThreadPoolExecutor(count)
+
+    def read() -> None:
+        for _ in pool.map(np.sum, parts):
+            pass
+
+    return read
+
+
 def _entry(
     kind: Kind,
     name: str,
@@ -94,18 +124,21 @@ def _entry(
     *,
     unmoved: bool = False,
     variant: str = "",
+    reset: Callable[[], object] = lambda: None,
 ) -> BenchmarkEntry:
-    """Return an entry with a whole step a call. unmoved: every step is at `FIRST_POSITION`."""
+    """Return an entry with a whole step a call. unmoved: every step is at `FIRST_POSITION`. reset: before a check."""
 
     def call(_: int) -> None:
         run(step.move())
 
     def check() -> float:
+        reset()
         position = FIRST_POSITION if unmoved else step.move()
         return step.check(read(run(position)), position)
 
     moved = step.workload.layers * step.workload.bytes_moved
-    return BenchmarkEntry(kind, name, call, check, 1, moved, device, variant, least_warm_up=WARM_UP_STEPS)
+    warm_up = FEW_WARM_UP_STEPS if step.workload.cold or moved > LARGE_STEP else WARM_UP_STEPS
+    return BenchmarkEntry(kind, name, call, check, 1, moved, device, variant, least_warm_up=warm_up)
 
 
 def _flat(results: Sequence[Sequence[Any]]) -> list[Array]:
@@ -158,6 +191,27 @@ def host_entries(step: DecodeStep, device: DeviceInfo, label: str) -> list[Bench
     names = ("rope numpy", "numpy plan.run(positions)", "numpy plan.run()")
     op, layers = Rope(step.workload.config, device), [(q, k) for q, k in step.x]
     return _ways(step, op, device, layers, step.empty, lambda: None, names, label)
+
+
+def one_shot_entries(step: DecodeStep, device: DeviceInfo, label: str) -> list[BenchmarkEntry]:
+    """Return one-shot calls on NumPy arrays: with new results, with results given, and in place."""
+    config, (x,), (y,) = step.workload.config, step.x, step.empty()
+    own = [a.copy() for a in x]  # rotated again and again, which keeps its norm
+
+    def entry(name: str, x: Sequence[Array], out: Sequence[Array] | None) -> BenchmarkEntry:
+        inputs, outputs = tuple(x), None if out is None else tuple(out)
+
+        def run(position: int) -> Any:
+            results = rope(inputs, position, config, out=outputs, device=device)
+            return [results if outputs is None else outputs]
+
+        return _entry("clrope", name, step, run, _flat, label, reset=reset)
+
+    def reset() -> None:
+        for a, b in zip(own, x, strict=True):
+            np.copyto(a, b)
+
+    return [entry("numpy new", x, None), entry("numpy out=", x, y), entry("numpy in place", own, own)]
 
 
 def array_entries(step: DecodeStep, queue: pyopencl.CommandQueue, label: str) -> list[BenchmarkEntry]:
@@ -241,7 +295,7 @@ def raw_entries(step: DecodeStep, device: DeviceInfo, queue: pyopencl.CommandQue
 def peer_entries(peer: BenchmarkPeer, step: DecodeStep, threads: int) -> list[tuple[BenchmarkEntry, Prepared]]:
     """Return a peer's ways to do the same step; raise `Refused` if it has none."""
     workload = step.workload
-    cos, sin = tables_of(workload, np.arange(LAST_POSITION))
+    cos, sin = tables_of(workload, np.arange(LAST_POSITION + workload.tensors[0][1]))
     positions = workload.position_array(FIRST_POSITION)
     task = Task(workload, positions, cos, sin, False, step.x, step.empty(), threads)
     return [

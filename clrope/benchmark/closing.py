@@ -61,12 +61,13 @@ def _shares(known: Sequence[WorkloadRecord], result: dict[str, Any]) -> str:
 
 
 def _peers(known: Sequence[WorkloadRecord], result: dict[str, Any]) -> str:
+    compared = [*_bandwidth(known), *(r for r in known if r.one_shot)]
     found = {
-        label: [(best[1], best[0]) for r in _bandwidth(known) if (best := r.best_peer(label)) is not None]
+        label: [(best[1], best[0]) for r in compared if (best := r.best_peer(label)) is not None]
         for label in result["devices"]
     }
     none = "no peer was timed" + (" in a workload of bytes a second" if any(result["peers"].values()) else "")
-    names = dict.fromkeys(str(e["name"]) for r in _bandwidth(known) for e in r.entries("peer"))
+    names = dict.fromkeys(str(e["name"]) for r in compared for e in r.entries("peer"))
     among = "the fastest of " * (len(names) > 1) + ", ".join(names)
     return _medians(found, f"{{0}} times as fast as {among}", "{device} next to {what}") or none
 

@@ -73,6 +73,7 @@ class BenchmarkEntry:
 
     call:       rotates set i (or copies it, or launches an empty kernel) and waits; returns OpenCL events, or None.
     check:      runs the call on some sets and returns the error (NMSE); raises `WrongResultError`.
+    before:     untimed work before each call.
     after:      untimed work after each call; on a device it returns the OpenCL events.
     profiled:   a call as `call` on a queue that profiles, where the queue of `call` does not.
     cursor:     the position in the sets. Entries of the same sets share it: no entry finds the set of the one before
@@ -95,6 +96,7 @@ class BenchmarkEntry:
     device: str | None = None
     variant: str = ""
     details: dict[str, Any] = field(default_factory=dict)
+    before: Callable[[], object] | None = None
     after: Callable[[int], Any] | None = None
     profiled: Callable[[int], Any] | None = None
     cursor: SetCursor = field(default_factory=SetCursor)
@@ -328,6 +330,8 @@ def _warm_up(entry: BenchmarkEntry) -> None:
 
 def _timed(entry: BenchmarkEntry, *, record: bool, other: Callable[[int], Any] | None = None) -> int:
     number, call = entry.next_set(), other or entry.call
+    if entry.before is not None:
+        entry.before()
     cpu = time.process_time_ns()
     start = time.perf_counter_ns()
     events = call(number)

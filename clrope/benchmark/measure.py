@@ -19,7 +19,7 @@ from ..errors import ConfigError, DeviceError, RopeError, UnsupportedError
 from ..machine_load import OthersLoad
 from . import calls, processes
 from .audit import OutputCheck, clocks_disagree, too_fast
-from .buffers import DeviceSets, HostSets, Inputs, block_bytes, make_inputs, sides, usable_cpus
+from .buffers import DeviceSets, HostSets, Inputs, aligned, block_bytes, make_inputs, sides, usable_cpus
 from .ceilings import Ceilings, host_copy
 from .clpeak import clpeak
 from .entry import BenchmarkEntry, Kind, Refused, WrongResultError, calibrate, failure, rounds
@@ -265,8 +265,9 @@ def measure(
     record: dict[str, Any] = {"name": workload.name} | workload.to_dict() | {"load": load()}
     begun = time.perf_counter()
     made = _Entries(workload, benches, present, options, doing)
-    record |= {"": made.with_sets, "new": made.with_new_results, "step": made.with_steps}[workload.calls]()
-    in_a_row = 1 if workload.calls else options.latency_calls if workload.latency else options.calls
+    make = {"": made.with_sets, "new": made.with_new_results, "step": made.with_steps, "one-shot": made.with_one_shot}
+    record |= make[workload.calls]()
+    in_a_row = 1 if "rounds" in record else options.latency_calls if workload.latency else options.calls
     for entry in made.timed:
         calibrate(entry, in_a_row)
     for entry in made.timed if not workload.calls else ():
@@ -377,7 +378,21 @@ class _Entries:
             with self._attempt("clrope", "rope torch", bench.label):
                 self._take([calls.torch_entry(step, bench.device, bench.label)])
         self._take_peers(lambda peer: calls.peer_entries(peer, step, self.options.threads))
+        read = calls.read_other_memory() if self.workload.cold else None
+        for entry in self.timed:
+            entry.before = read
         return {"sets": 1, "rounds": self.options.call_rounds}
+
+    def with_one_shot(self) -> dict[str, int]:
+        """Make the entries of one-shot calls on NumPy arrays; return fields of the record."""
+        step = calls.one_shot_step(self.workload, self.options.seed)
+        block = aligned(block_bytes(self.workload))
+        self._take([host_copy([block], [aligned(block.size)])])
+        for bench in self.benches:
+            with self._attempt("clrope", "numpy new", bench.label):
+                self._take(calls.one_shot_entries(step, bench.device, bench.label))
+        self._take_peers(lambda peer: calls.peer_entries(peer, step, self.options.threads))
+        return {"sets": 1}
 
     def with_sets(self) -> dict[str, int]:
         """Make the entries that go through sets of buffers; return fields of the record."""

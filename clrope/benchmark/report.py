@@ -26,6 +26,14 @@ SHARES = (
 )
 
 
+#: What the table of one-shot calls says.
+ONE_SHOT = (
+    "q has 32 heads and k 8, of 128 elements, neox. Every call has a new position. memcpy copies both by numpy.copyto. "
+    "A time is the median of an entry's fastest turn, which other programs disturbed least; of peers the faster of "
+    "all threads and one counts."
+)
+
+
 @dataclass(frozen=True)
 class Table:
     """A heading, column names ('#' before a column of numbers), rows of text, a note on them.
@@ -62,7 +70,8 @@ def as_markdown(text: str) -> str:
 def tables(results: Sequence[dict[str, Any]]) -> list[Table]:
     """Return the tables of results: speed, latency, and what was not timed with the reason."""
     known = list(records(results))
-    calls = [r for r in known if r.calls]
+    calls = [r for r in known if r.calls and not r.one_shot]
+    one_shot = one_shot_table(known)
     speed = [r for r in known if not r.workload["latency"] and not r.calls]
     latency = [r for r in known if r.workload["latency"] and not r.calls]
     hosts = [r for r in speed if any(e["name"].startswith("numpy") for e in r.entries("clrope"))]
@@ -75,6 +84,7 @@ def tables(results: Sequence[dict[str, Any]]) -> list[Table]:
                 missing.setdefault(key, []).append(record.name)
     found = [
         *(call_tables(calls) if calls else ()),
+        *([one_shot] if one_shot.rows else ()),
         Table(
             "Bytes read and written a second",
             ("workload", "device", "#GB/s", "#p20-p80 ms", "#ceiling GB/s", "ceiling", "#of it",
@@ -139,6 +149,33 @@ def call_tables(known: Sequence[WorkloadRecord]) -> list[Table]:
         Table("What calls cost", columns, tuple(times)),
         Table("Calls compared", ("workload", "device", "comparison", "#figure", "#bare launches"), tuple(compared)),
     ]
+
+
+def one_shot_table(known: Sequence[WorkloadRecord]) -> Table:
+    """Return microseconds of one-shot calls: a row for each type and number of tokens of a run, a column an entry.
+
+    Of peers, the fastest of their ways counts.
+    """
+    rows: dict[tuple[str, str, int], dict[str, float]] = {}
+    for record in known:
+        for entry in record.workload["entries"] if record.one_shot else ():
+            if entry["status"] == "ok":
+                key = (record.result["started"], record.dtype, record.workload["tensors"][0][1])
+                name = one_shot_name(entry, entry.get("device", ""))
+                row, taken = rows.setdefault(key, {}), record.undisturbed(entry) / 1e3
+                row[name] = min(row.get(name, taken), taken)
+    names = sorted({name: None for row in rows.values() for name in row}, key=lambda name: ", " not in name)
+    cells = (
+        (dtype, str(tokens), *(number(row.get(name)) for name in names)) for (_, dtype, tokens), row in rows.items()
+    )
+    columns = ("type", "#tokens", *(f"#{name}" for name in names))
+    return Table("One-shot calls on NumPy arrays, µs", columns, tuple(cells), note=ONE_SHOT if rows else "")
+
+
+def one_shot_name(entry: dict[str, Any], where: str) -> str:
+    """Return the name of an entry of one-shot calls; where: of its device. All ways of a peer have the same."""
+    own = f"{entry['name'].removeprefix('numpy ')}, {where}" if "device" in entry else entry["name"]
+    return str(own).removesuffix(" 1 thread")
 
 
 def heading(results: Sequence[dict[str, Any]]) -> str:

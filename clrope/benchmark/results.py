@@ -180,6 +180,11 @@ class WorkloadRecord:
         return bool(self.workload.get("calls"))
 
     @property
+    def one_shot(self) -> bool:
+        """Whether the workload is one-shot calls on NumPy arrays."""
+        return bool(self.workload.get("calls") == "one-shot")
+
+    @property
     def devices(self) -> list[str]:
         """Labels of the devices with a timed rotation."""
         return [label for label in self.result["devices"] if self.arrays(label)]
@@ -197,8 +202,8 @@ class WorkloadRecord:
         return next(iter(self.entries(kind, name, device)), None)
 
     def arrays(self, device: str) -> dict[str, Any] | None:
-        """Return the entry of this package's rotation of OpenCL arrays."""
-        return self.first("clrope", "arrays", device)
+        """Return the entry of this package's rotation of OpenCL arrays; of one-shot calls that with a new result."""
+        return self.first("clrope", "numpy new" if self.one_shot else "arrays", device)
 
     def _times(self, entry: dict[str, Any]) -> dict[str, Any]:
         device = entry.get("device")
@@ -211,6 +216,10 @@ class WorkloadRecord:
     def time(self, entry: dict[str, Any], statistic: str = "median") -> float:
         """Return nanoseconds of a call."""
         return float(self._times(entry)[statistic])
+
+    def undisturbed(self, entry: dict[str, Any]) -> float:
+        """Return the time of the fastest turn, which other programs disturbed least; without turns the median."""
+        return min(self.by_round(entry).values(), default=self.time(entry))
 
     def own(self, device: str, name: str = "arrays") -> float | None:
         """Return the time of this package's call on a device."""

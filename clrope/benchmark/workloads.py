@@ -37,7 +37,9 @@ class Workload:
     fresh:     new positions at every call, so that each call computes cos and sin.
     sets:      the number of buffer sets; None: by their size.
     peers, host: whether peers, and calls on NumPy arrays, are timed too.
-    calls:     the cost of calls (`calls.py`): 'step' a decode step of `layers` layers, 'new' a result in a new array.
+    calls:     the cost of calls (`calls.py`): 'step' a decode step of `layers` layers, 'new' a result in a new array,
+               'one-shot' calls of `rope` on NumPy arrays.
+    cold:      before each call other memory is read, so that neither data nor code of the call is in a cache.
     """
 
     family: str
@@ -55,8 +57,9 @@ class Workload:
     sets: int | None = None
     peers: bool = True
     host: bool = False
-    calls: Literal["", "step", "new"] = ""
+    calls: Literal["", "step", "new", "one-shot"] = ""
     layers: int = 1
+    cold: bool = False
 
     @property
     def name(self) -> str:
@@ -120,7 +123,7 @@ class Workload:
             "config": {name: config[name] for name in ("mode", "n_dims", "sections") if name in config},
             **{name: getattr(self, name) for name in ("in_place", "forward", "positions", "cached", "latency")},
             "fresh_positions": self.fresh,
-            **{n: getattr(self, n) for n in ("calls", "layers", "tensor_bytes", "bytes_moved", "table_bytes")},
+            **{n: getattr(self, n) for n in ("calls", "layers", "cold", "tensor_bytes", "bytes_moved", "table_bytes")},
         }
 
     def tiny(self) -> Workload:
@@ -144,12 +147,18 @@ TEXT_SECTIONS = (16, 24, 24, 0)
 VISION_SECTIONS = (20, 20, 20, 20)
 #: Bytes of the tensors of the size sweep.
 SIZES = tuple(1 << k for k in (16, 18, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30))
+#: Numbers of tokens of the one-shot calls.
+TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 def size_name(count: int) -> str:
     """Return e.g. 'size-64KiB'."""
     shift, unit = next((shift, unit) for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")) if count >> shift)
     return f"size-{count >> shift}{unit}"
+
+
+def _q_and_k(tokens: int) -> tuple[Shape, Shape]:
+    return (1, tokens, 32, 128), (1, tokens, 8, 128)
 
 
 def _all() -> list[Workload]:
@@ -167,11 +176,17 @@ def _all() -> list[Workload]:
     made += _cross("decode-1", [(1, 1, 32, 128)], **decode)
     made += _cross("decode-64", [(64, 1, 32, 128)], **decode)
     modes: tuple[Mode, ...] = ("neox", "normal")
-    step: Sequence[Shape] = [(1, 1, 32, 128), (1, 1, 8, 128)]
+    call: dict[str, Any] = {"cached": True, "latency": True}
     made += [
-        Workload("calls", tuple(step), dtype, mode, cached=True, latency=True, calls="step", layers=32)
+        Workload("calls", _q_and_k(1), dtype, mode, calls="step", layers=32, **call)
         for mode in modes
         for dtype in ("f32", "f16")
+    ]
+    made += [Workload("calls-cold", _q_and_k(1), dtype, "neox", calls="step", cold=True, **call) for dtype in TYPES[:2]]
+    made += [
+        Workload(f"tokens-{n}", _q_and_k(n), dtype, "neox", calls="one-shot", **call)
+        for dtype in TYPES[:2]
+        for n in TOKENS
     ]
     made.append(Workload("calls-new", (PREFILL,), "f32", "neox", cached=True, peers=False, calls="new"))
     made += [w for w in _cross("prefill-fresh", [PREFILL], fresh=True, peers=False) if w.forward and not w.in_place]
@@ -188,7 +203,8 @@ WORKLOADS: tuple[Workload, ...] = tuple(_all())
 GROUPS: dict[str, tuple[str, ...]] = {
     "all": ("*",),
     "quick": ("prefill/f*/neox/out/forward", "decode-1/f32/neox/out/forward"),
-    "calls": ("calls/*/neox/*", "calls-new/*"),
+    "calls": ("calls/*/neox/*", "calls-new/*", "calls-cold/*"),
+    "sizes": ("tokens-*",),
     "standard": ("prefill/*/forward", "gqa/*/forward", "partial-*/forward", "decode-*/out/forward", "size-*"),
 }
 FAMILIES: tuple[str, ...] = tuple(dict.fromkeys(w.family for w in WORKLOADS))
@@ -197,8 +213,8 @@ FAMILIES: tuple[str, ...] = tuple(dict.fromkeys(w.family for w in WORKLOADS))
 def select(patterns: Iterable[str] = ()) -> list[Workload]:
     """Return the workloads that match any of the patterns, in the order of the list.
 
-    A pattern is a name with `*`, `?` and `[...]`, the beginning of a name, or a group (all, quick, calls, standard;
-    default: standard). Raises `ConfigError` for a pattern that matches nothing.
+    A pattern is a name with `*`, `?` and `[...]`, the beginning of a name, or a group (all, quick, calls, sizes,
+    standard; default: standard). Raises `ConfigError` for a pattern that matches nothing.
     """
     chosen: set[str] = set()
     for given in list(patterns) or ["standard"]:

@@ -41,7 +41,7 @@ def report(
         str | None, typer.Option("--html", "-o", metavar="PAGE", help=f"Write the page. Default: {PAGE}.")
     ] = None,
     figures: Annotated[str | None, value("DIR", "Write every figure as SVG and PNG (needs matplotlib).")] = None,
-    figure: Annotated[str | None, value("PNG", "Draw the figure of prefill (needs matplotlib).")] = None,
+    figure: Annotated[str | None, value("PNG", "Draw one-shot calls over tokens (needs matplotlib).")] = None,
     markdown: Annotated[str | None, value("FILE", "Write the tables as Markdown.")] = None,
     csv: Annotated[str | None, value("PLACE", "Write the page's tables as CSV: a folder, or one file.")] = None,
     p3: Annotated[str | None, value("DIR", "Write a CSV file a problem, for p3-analysis.")] = None,
@@ -123,15 +123,14 @@ def _write(
     found: ReportInput, figures: str | None, figure: str | None, markdown: str | None, csv: str | None, p3: str | None
 ) -> list[Path]:
     """Write what is asked for besides the page; return the paths."""
-    from ..benchmark.figure import draw
-    from ..portability.chart_images import write_figures
+    from ..portability.chart_images import write_figure, write_figures
     from ..portability.p3_files import write_p3
     from ..portability.portability_report import make_report, markdown_text, write_csv
 
     report = make_report(found)
     written: list[Path] = []
     if figure is not None:
-        draw(found.benches, figure)
+        write_figure(report.one_shot_charts, figure)
         written.append(Path(figure))
     if figures is not None:
         written += write_figures(report.charts, figures)

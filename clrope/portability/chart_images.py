@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..benchmark.figure import AS_TEXT, add_legend
 from ..errors import ConfigError, RopeError
 from ..output_file import write_file
 from ..printable import printable
 from .charts import COLOURS, GREY, Chart, ChartSeries, range_of
 
 FORMATS = ("svg", "png")
+#: Text of files is drawn as it is: in matplotlib's own setting, what stands between two $ is TeX.
+AS_TEXT = {"text.parse_math": False}
 _INK, _LIMIT = "#1c2733", "#5d6b78"
 _MARKERS = {"speck": "o", "dot": "o", "ring": "o", "diamond": "D", "line": "o", "dash": ".", "tick": "|"}
 #: For a file that is the same each time.
@@ -28,17 +29,12 @@ def write_figures(charts: Sequence[Chart], folder: str | Path) -> list[Path]:
     """
     if not charts:
         raise ConfigError("--figures: the files hold nothing to draw")
-    try:
-        matplotlib: Any = importlib.import_module("matplotlib")
-        matplotlib.use("Agg")
-        pyplot: Any = importlib.import_module("matplotlib.pyplot")
-    except ImportError as error:
-        raise ConfigError("--figures: matplotlib is needed, `pip install 'clrope[report]'`") from error
+    pyplot = _pyplot("--figures")
     made = []
     # Names of a fixed salt, and text as text.
-    with matplotlib.rc_context({"svg.hashsalt": "clrope", "svg.fonttype": "none", **AS_TEXT}):
+    with pyplot.rc_context({"svg.hashsalt": "clrope", "svg.fonttype": "none", **AS_TEXT}):
         for chart in charts:
-            figure = _figure(pyplot, chart)
+            figure = _figure(pyplot, [chart])
             try:
                 Path(folder).mkdir(parents=True, exist_ok=True)
                 for kind in FORMATS:
@@ -54,11 +50,57 @@ def write_figures(charts: Sequence[Chart], folder: str | Path) -> list[Path]:
     return made
 
 
-def _figure(pyplot: Any, chart: Chart) -> Any:
-    named = chart.y.scale == "names"
-    height = 1.6 + len(chart.y.names) * chart.row / 72 if named else 5.0
+def write_figure(charts: Sequence[Chart], where: str | Path) -> None:
+    """Write charts side by side, with one legend, into an image of the type in the name.
+
+    Raises `ConfigError` without matplotlib, `RopeError` if the file cannot be written.
+    """
+    pyplot = _pyplot("--figure")
+    drawn = io.BytesIO()
+    with pyplot.rc_context(AS_TEXT):
+        figure = _figure(pyplot, charts)
+        try:
+            figure.savefig(drawn, format=Path(where).suffix[1:] or None, dpi=150)
+        except ValueError as error:
+            raise RopeError(f"{where}: cannot be written ({error})") from error
+        finally:
+            pyplot.close(figure)
+    write_file(where, drawn.getvalue())
+
+
+def _pyplot(option: str) -> Any:
+    try:
+        importlib.import_module("matplotlib").use("Agg")
+        return importlib.import_module("matplotlib.pyplot")
+    except ImportError as error:
+        raise ConfigError(f"{option}: matplotlib is needed, `pip install 'clrope[report]'`") from error
+
+
+def _figure(pyplot: Any, charts: Sequence[Chart]) -> Any:
+    named = charts[0].y.scale == "names"
+    height = 1.6 + len(charts[0].y.names) * charts[0].row / 72 if named else 5.0
     # White behind it, so that it is readable on light and dark pages.
-    figure, axes = pyplot.subplots(figsize=(10, height), facecolor="white", layout="constrained")
+    figure, places = pyplot.subplots(
+        1, len(charts), figsize=(10 if len(charts) == 1 else 6 * len(charts), height), facecolor="white",
+        layout="constrained", squeeze=False,
+    )  # fmt: skip
+    handles: dict[str, Any] = {}
+    for axes, chart in zip(places[0], charts, strict=True):
+        handles = _draw_chart(pyplot, axes, chart, named) | handles
+    more: dict[str, Any] = {"handles": list(handles.values()), "labels": ["-"] * len(handles), "frameon": False}
+    if len(charts) == 1:
+        below = (0, -0.16 if not named else -0.9 / height)
+        legend = axes.legend(fontsize=8, loc="upper left", ncols=3, bbox_to_anchor=below, **more)
+    else:
+        legend = figure.legend(fontsize=9, loc="outside lower center", ncols=5, **more)
+    # matplotlib itself leaves out names that begin with '_'.
+    for text, name in zip(legend.get_texts(), handles, strict=True):
+        text.set_text(printable(name))
+    return figure
+
+
+def _draw_chart(pyplot: Any, axes: Any, chart: Chart, named: bool) -> dict[str, Any]:
+    """Draw a chart; return what stands for its series in a legend, by their names."""
     for axis, name, along in ((chart.x, "x", [m.x for m in chart.marks]), (chart.y, "y", [m.y for m in chart.marks])):
         seen = range_of(axis, along, zero=True)
         getattr(axes, f"set_{name}scale")("log" if seen.log else "linear")
@@ -79,9 +121,7 @@ def _figure(pyplot: Any, chart: Chart) -> Any:
     bar = 0.72 / max(1, sum(series.shape == "bar" for series in chart.series))
     for series in chart.series:
         handles.setdefault(series.name, _draw(axes, series, bar))
-    add_legend(axes, handles, fontsize=8, frameon=False, loc="upper left", ncols=3,
-               bbox_to_anchor=(0, -0.16 if not named else -0.9 / height))  # fmt: skip
-    return figure
+    return handles
 
 
 def _draw(axes: Any, series: ChartSeries, bar: float) -> Any:

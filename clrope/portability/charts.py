@@ -48,7 +48,7 @@ class ChartAxis:
     names: tuple[str, ...] = ()
     low: float | None = None
     high: float | None = None
-    unit: Literal["", "bytes", "count"] = ""
+    unit: Literal["", "bytes", "count"] = ""  # a logarithmic axis of bytes or counts has ticks at powers of 2
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,12 @@ def range_of(axis: ChartAxis, values: Sequence[float], zero: bool = False) -> Ax
 
 
 def _log_range(axis: ChartAxis, low: float, high: float) -> AxisRange:
-    if axis.unit == "bytes":
+    if axis.unit:
         first, last = math.floor(math.log2(low) + 1e-9), math.ceil(math.log2(high) - 1e-9)
         last = max(last, first + 1)
         step = max(1, math.ceil((last - first) / 7))
-        ticks = [(2.0**k, size_text(2**k)) for k in range(first, last + 1, step)]
+        text = size_text if axis.unit == "bytes" else "{:,}".format
+        ticks = [(2.0**k, text(2**k)) for k in range(first, last + 1, step)]
         return AxisRange(2.0**first, 2.0**last, True, tuple(ticks))
     low, high = low / 1.15, high * 1.15
     found = [m * 10.0**k for k in range(-9, 13) for m in (1, 2, 5) if low <= m * 10.0**k <= high]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..benchmark.report import Table, as_markdown, markdown_heading, tables
-from ..errors import RopeError
+from ..errors import ConfigError, RopeError
 from ..output_file import write_file
 from .charts import Chart
 from .page_summary import SummarySentence, remarks, summary_sentences
@@ -27,13 +27,14 @@ from .report_figures import (
     bandwidth_chart,
     cascade_chart,
     latency_chart,
+    one_shot_charts,
     roofline_chart,
     size_chart,
     summary_chart,
     tuning_chart,
 )
 from .report_files import ReportInput
-from .report_records import timed_workloads
+from .report_records import every_record, timed_workloads
 from .tried_variants import tried_keys
 
 
@@ -88,6 +89,14 @@ class PortabilityReport:
         return [*first, *(chart for section in self.sections for chart in section.charts)]
 
     @property
+    def one_shot_charts(self) -> list[Chart]:
+        """The figures of one-shot calls; raise `ConfigError` if there are none."""
+        found = [chart for chart in self.charts if chart.name.startswith("one-shot-")]
+        if not found:
+            raise ConfigError("figure: the results hold no timed one-shot calls, `clrope bench --workload sizes`")
+        return found
+
+    @property
     def tables(self) -> list[PageTable]:
         """All tables."""
         return [table for section in self.sections for table in section.tables]
@@ -134,10 +143,10 @@ def make_report(found: ReportInput) -> PortabilityReport:
     section(
         "latency",
         "Latency",
-        "Decode latency",
-        [latency_chart(work)],
+        "Time of calls",
+        [latency_chart(work), *one_shot_charts(every_record(found, platforms))],
         latency_tables(found, platforms, work),
-        "`clrope bench --workload decode-1 --workload calls --json FILE` measures calls",
+        "`clrope bench --workload decode-1 --workload calls --workload sizes --json FILE` measures calls",
     )
     section(
         "portability",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any
 
 from ..benchmark.peers import NAMES
+from ..benchmark.report import one_shot_name
 from .charts import GREY, Chart, ChartAxis, ChartSeries, Mark
+from .platforms import short_cpu
 from .portability_metric import OWN, Basis, Measurement, cascade, in_common, platforms_of
 from .report_records import PlatformWorkload, rate_of
 from .tried_variants import TriedKey
@@ -233,6 +235,48 @@ def latency_chart(work: Sequence[PlatformWorkload]) -> Chart | None:
         tuple(s for s in series if s.marks),
         row=30,
     )
+
+
+def one_shot_charts(every: Iterable[PlatformWorkload]) -> list[Chart]:
+    """Return the time of one-shot calls over the number of tokens, a chart for each type, a line for each entry."""
+    chosen = [w for w in every if w.record.one_shot and w.platform.right]
+    platforms = _first(dict.fromkeys(w.platform.name for w in chosen))
+    # One machine's devices are told apart by their labels.
+    machines = len({w.platform.name for w in chosen}) > len({w.label for w in chosen})
+    lines: dict[str, dict[tuple[str, str], dict[int, Mark]]] = {}
+    for w in chosen:
+        for entry in w.record.workload["entries"]:
+            own, tokens = "device" in entry, int(w.record.workload["tensors"][0][1])
+            if entry["status"] != "ok" or entry.get("device", w.label) != w.label or w.platform.name not in platforms:
+                continue
+            where = w.platform.name if machines else w.label
+            name, taken = one_shot_name(entry, where), w.record.undisturbed(entry) / 1e3
+            if machines and not own:
+                name += f", {short_cpu(w.platform.key.cpu)}"
+            name = f"clrope {name}" if own else name
+            mark = Mark(tokens, taken, f"{name}: {w.record.name}: {taken:.3g} µs", w.origin.of(entry))
+            line = lines.setdefault(w.record.dtype, {}).setdefault((entry["kind"], name), {})
+            line[tokens] = min(line.get(tokens, mark), mark, key=lambda m: m.y)
+    order = {"clrope": 0, "peer": 1, "host": 2}
+    charts = []
+    for dtype, found in lines.items():
+        ranked = sorted(found.items(), key=lambda line: order.get(line[0][0], 0))
+        series = tuple(
+            ChartSeries(name, GREY if kind == "host" else k, "line" if kind == "clrope" else "dash",
+                        tuple(mark for _, mark in sorted(marks.items())))
+            for k, ((kind, name), marks) in enumerate(ranked)
+        )  # fmt: skip
+        caption = (
+            "q of 32 heads and k of 8, of 128 elements, neox. Every call has a new position, for which torch makes "
+            "cos and sin. memcpy copies both by numpy.copyto. Medians of each entry's fastest turn; of peers the "
+            "faster of all threads and one. Less is better."
+        )
+        cpus = ", ".join(dict.fromkeys(short_cpu(w.platform.key.cpu) for w in chosen))
+        x, y = ChartAxis("tokens", "log", unit="count"), ChartAxis("µs a call", "log")
+        charts.append(
+            Chart(f"one-shot-{dtype}", f"One-shot calls on NumPy arrays, {dtype}: {cpus}", caption, x, y, series)
+        )
+    return charts
 
 
 def cascade_chart(measured: Sequence[Measurement], basis: Basis) -> Chart | None:

@@ -27,7 +27,7 @@ Key = tuple[str, str, str]
 class RunChange:
     """The speed of one entry in the new result, in shares of the old one's. error: its relative standard error.
 
-    basis: what the speeds were compared by: shares of the ceiling, raw launches, or the times themselves.
+    basis: what the speeds were compared by: shares of the ceiling, raw launches, copies, or the times themselves.
     """
 
     workload: str
@@ -81,8 +81,8 @@ def compare_runs(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -
     """Compare this package and kernel files, in workloads and devices that both results have.
 
     A machine may be slower on another day. So speeds are compared as shares of the ceiling of their own run where there
-    is one, where latency counts in raw launches, else by their times. Raises `ConfigError` if a result holds the same
-    workload of several machines.
+    is one, where latency counts in raw launches, one-shot calls in copies, else by their times. Raises `ConfigError` if
+    a result holds the same workload of several machines.
     """
     earlier, now = _speeds(old, "OLD"), _speeds(new, "NEW")
     reasons = _reasons(new)
@@ -142,7 +142,8 @@ def _key(record: WorkloadRecord, entry: dict[str, Any]) -> Key:
 def _speed(record: WorkloadRecord, entry: dict[str, Any]) -> _Speed:
     device = entry["device"]
     launch = record.first("launch", "raw launch", device) if record.workload["latency"] else None
-    against = launch or (None if record.calls or record.workload["latency"] else record.ceiling(device))
+    copy = record.first("host", "memcpy") if record.one_shot else None
+    against = launch or copy or (None if record.calls or record.workload["latency"] else record.ceiling(device))
     ratio = record.ratio(against, entry)
     if against is None or not ratio:
         return _Speed(1e9 / record.time(entry), _error(_turns(record, entry), entry), "time")
@@ -154,7 +155,7 @@ def _speed(record: WorkloadRecord, entry: dict[str, Any]) -> _Speed:
         error = _error(in_rounds, entry)
     else:
         error = math.hypot(_error(_turns(record, entry), entry), _error(_turns(record, against), against))
-    return _Speed(ratio, error, "raw launches" if launch else "the ceiling")
+    return _Speed(ratio, error, "raw launches" if launch else "copies" if copy else "the ceiling")
 
 
 def _turns(record: WorkloadRecord, entry: dict[str, Any]) -> list[float]:

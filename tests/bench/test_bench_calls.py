@@ -1,4 +1,4 @@
-"""What calls cost: every way in does the same decode step, a wrong one is not timed, and figures come from rounds."""
+"""What calls cost: every way in does the same step, a wrong one is not timed, and figures come from rounds."""
 
 import itertools
 import json
@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from clrope.benchmark import calls, report, results
-from clrope.benchmark.entry import WrongResultError
+from clrope.benchmark.entry import BenchmarkEntry, WrongResultError, rounds
 from clrope.benchmark.measure import Options, run
 from clrope.benchmark.workloads import select
 
 STEP = "calls/f16/normal/out/forward"
+ONE_SHOT = {"numpy new", "numpy out=", "numpy in place"}
 OWN = {"rope numpy", "rope arrays", "plan.run(positions)", "plan.run()", "numpy plan.run(positions)",
        "numpy plan.run()"}  # fmt: skip
 
@@ -19,8 +20,9 @@ OWN = {"rope numpy", "rope arrays", "plan.run(positions)", "plan.run()", "numpy 
 @pytest.fixture(scope="module")
 def measured(device, seed):
     return run(
-        select([STEP, "calls/f32/neox", "calls-new"]), [device], Options(call_rounds=6, tiny=True, seed=seed, threads=2)
-    )
+        select([STEP, "calls-cold/f32", "calls-new", "tokens-4/f32", "tokens-64/f16"]), [device],
+        Options(rounds=2, latency_calls=1, call_rounds=2, tiny=True, seed=seed, threads=2),
+    )  # fmt: skip
 
 
 @pytest.mark.one_in(4)
@@ -31,10 +33,13 @@ def test_every_way_in_is_right(measured):
         names = {e["name"] for e in record["entries"] if e["status"] == "ok"}
         if record["calls"] == "new":
             assert names == {"new array", "out="}
+            continue
+        installed = {name for name, version in measured["peers"].items() if version}
+        assert {"ggml", "torch_eager"} & installed <= names
+        if record["calls"] == "one-shot":
+            assert names >= ONE_SHOT | {"memcpy"}
         else:
             assert names >= OWN | {"raw launch", "raw launches, one finish"}
-            installed = {name for name, version in measured["peers"].items() if version}
-            assert {"ggml", "torch_eager"} & installed <= names
             assert ("rope torch" in names) == ("torch_eager" in installed)
 
 
@@ -42,13 +47,16 @@ def test_each_round_times_each_entry_once(measured):
     for record in measured["workloads"]:
         for entry in record["entries"]:
             if entry["status"] == "ok":
-                assert entry["wall"]["n"] == 6
-                assert len(entry["wall"]["turns"]) == 6
+                assert entry["wall"]["n"] == 2
+                assert len(entry["wall"]["turns"]) == 2
 
 
 def test_tables_tell_times_and_comparisons(measured):
-    times, compared = report.tables([measured])[:2]
+    times, compared, one_shot = report.tables([measured])[:3]
     assert {row[2] for row in times.rows} >= OWN
+    (label,) = measured["devices"]
+    assert {c.lstrip("#") for c in one_shot.columns} >= {"type", "tokens", "memcpy", f"in place, {label}"}
+    assert [row[:2] for row in one_shot.rows] == [("f32", "4"), ("f16", "16")]
     names = {row[2] for row in compared.rows}
     assert {"plan.run(positions) / plan.run()", "plan.run() / raw launch", "new OpenCL array / out="} <= names
 
@@ -75,6 +83,39 @@ def test_a_step_at_another_position_is_wrong(step):
         step.check([*right[:-1], right[-1] * np.float32(1.01)], 7)
     with pytest.raises(WrongResultError, match="results for"):
         step.check(right[:-1], 7)
+
+
+@pytest.mark.parametrize("name", ["numpy new", "numpy out=", "numpy in place"])
+def test_a_wrong_one_shot_call_is_not_timed(device, seed, monkeypatch, name):
+    """Each way is checked by what it wrote, in place by the inputs themselves."""
+    right = calls.rope
+
+    def spoiled(x, position, config, out=None, device=None):
+        way = "numpy new" if out is None else "numpy in place" if out[0] is x[0] else "numpy out="
+        return right(x, position + (way == name), config, out=out, device=device)
+
+    monkeypatch.setattr(calls, "rope", spoiled)
+    step = calls.one_shot_step(select(["tokens-16/f32"])[0].tiny(), seed)
+    entries = {entry.name: entry for entry in calls.one_shot_entries(step, device, "it")}
+    for other in ONE_SHOT - {name}:
+        assert entries[other].check() < 1e-12
+        assert entries[other].check() < 1e-12, "in place, the inputs are as before"
+    with pytest.raises(WrongResultError, match="tensor 0, sampled tokens"):
+        entries[name].check()
+
+
+def test_other_memory_is_read_before_each_cold_call_and_not_timed(monkeypatch):
+    made = []
+    entry = BenchmarkEntry("clrope", "x", lambda i: made.append("call"), lambda: None, least_warm_up=2)
+    entry.before = lambda: made.append("read")
+    rounds([entry], 3)
+    assert made == ["read", "call"] * 9
+    assert len(entry.wall) == 3
+    monkeypatch.setattr(calls, "host_cache_bytes", lambda: 1 << 16)
+    seen = []
+    monkeypatch.setattr(calls.np, "sum", lambda part: seen.append(part.nbytes))
+    calls.read_other_memory()()
+    assert sum(seen) > (1 << 18) - 8 * len(seen)
 
 
 def test_the_position_moves_and_stays_in_the_tables(step):

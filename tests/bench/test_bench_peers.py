@@ -69,7 +69,7 @@ def test_a_peer_that_is_wrong_is_not_timed(fault, seed):
 
         return peer_package.Prepared(call)
 
-    entry, _ = prepare(peer_package.BenchmarkPeer("wrong", "", (), prepare_wrong), FEW[0], seed)
+    entry, _ = prepare(peer_package.BenchmarkPeer("wrong", (), prepare_wrong), FEW[0], seed)
     with pytest.raises(WrongResultError):
         entry.check()
 

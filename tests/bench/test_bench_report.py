@@ -9,7 +9,6 @@ from markdown_it import MarkdownIt
 from tools.shares import error_of_ceiling
 from typer.testing import CliRunner
 
-from clrope import ConfigError
 from clrope.benchmark import report, results, samples
 from clrope.benchmark.results import WorkloadRecord
 from clrope.benchmark.workloads import WORKLOADS, select
@@ -123,18 +122,16 @@ def test_heading_warns_of_tiny_runs():
 
 def test_figure(tmp_path):
     pytest.importorskip("matplotlib")
-    from clrope.benchmark.figure import draw
-
-    path = tmp_path / "f.png"
-    draw([made_up()], path)
+    path, file = tmp_path / "f.png", tmp_path / "r.json"
+    results.write(made_up(workloads=select(["sizes"])), file)
+    done = invoke("report", str(file), "--figure", str(path), "--quiet")
+    assert done.exit_code == 0, done.output
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert path.stat().st_size > 10_000
-    refused = made_up(workloads=select(["prefill"]))
-    for workload in refused["workloads"]:
-        workload["entries"] = [e for e in workload["entries"] if e["kind"] != "clrope"]
-    for result in (made_up(workloads=select(["decode-1"])), refused):
-        with pytest.raises(ConfigError, match="figure: the results hold no timed workload prefill"):
-            draw([result], path)
+    results.write(made_up(workloads=select(["decode-1"])), file)
+    done = invoke("report", str(file), "--figure", str(path), "--quiet")
+    assert done.exit_code == 2
+    assert "figure: the results hold no timed one-shot calls, `clrope bench --workload sizes`" in done.stderr
 
 
 def invoke(*arguments):

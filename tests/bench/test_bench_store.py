@@ -43,7 +43,7 @@ def test_documents_follow_the_results(tmp_path):
 
 def test_kept_results_are_small():
     files = [p for p in (ROOT / "bench" / "results").rglob("*") if p.is_file()]
-    assert sum(p.stat().st_size for p in files) < 1_000_000
+    assert sum(p.stat().st_size for p in files) < 1 << 20
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda p: p.stem)

@@ -5,7 +5,8 @@ from made_up_results import made_up
 from clrope.benchmark.workloads import select
 
 #: A few workloads of each kind that a page has a section for.
-PATTERNS = ("prefill/f16/n*/*/forward", "decode-1/f32/neox", "size-*", "partial-64of128/f32/neox/out/forward")
+PATTERNS = ("prefill/f16/n*/*/forward", "decode-1/f32/neox", "size-*", "partial-64of128/f32/neox/out/forward",
+            "tokens-*4/f32")  # fmt: skip
 
 
 def small(**more):

@@ -151,8 +151,8 @@ def test_figures(call, put):
     pytest.importorskip("matplotlib")
     done = call("report", put("b.json", small()), put("t.json", tuning()), "--figures", "f")
     assert done.exit_code == 0, done.output
-    names = ("summary", "bandwidth", "roofline", "sizes", "latency", "cascade-architectural", "cascade-application",
-             "variants")  # fmt: skip
+    names = ("summary", "bandwidth", "roofline", "sizes", "latency", "one-shot-f32",
+             "cascade-architectural", "cascade-application", "variants")  # fmt: skip
     assert sorted(os.listdir("f")) == sorted(f"{n}.{kind}" for n in names for kind in ("svg", "png"))
     for name in names:
         assert Path(f"f/{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -182,7 +182,7 @@ def test_figures_show_any_text_as_it_is(call, put):
         texts[path.name] = {str(e.text).strip() for e in ElementTree.parse(path, parser).iter()}
     assert shown <= texts["summary.svg"]
     assert shown <= texts["sizes.svg"]
-    assert {f"clrope on {html.escape(label)}" for label in shown} <= texts["p.svg"]
+    assert {f"clrope new, {html.escape(label)}" for label in shown} <= texts["p.svg"]
 
 
 def test_files_that_cannot_be_read(call, put):

@@ -58,8 +58,8 @@ def page_of(put, *files):
 def test_all_sections_are_there(put):
     report, text = page_of(put, small(), verification(), tuning())
     assert {chart.name for chart in report.charts} == {
-        "summary", "bandwidth", "roofline", "sizes", "latency", "cascade-architectural", "cascade-application",
-        "variants",
+        "summary", "bandwidth", "roofline", "sizes", "latency", "one-shot-f32",
+        "cascade-architectural", "cascade-application", "variants",
     }  # fmt: skip
     empty = [section.name for section in report.sections if section.empty]
     assert empty == []

@@ -1,4 +1,4 @@
-"""Other libraries that rotate. A peer is one file `<name>_peer.py` with `colour`, `packages` and `prepare(task)`.
+"""Other libraries that rotate. A peer is one file `<name>_peer.py` with `packages` and `prepare(task)`.
 
 packages: the distributions that the peer needs. `prepare` returns a call on set i of the task's memory, or raises
 `Refused`. The call writes the task's outputs, or returns what `read` turns into arrays. A peer with
@@ -82,10 +82,9 @@ def no_step(task: Task) -> list[Prepared]:
 
 @dataclass(frozen=True)
 class BenchmarkPeer:
-    """A peer by the name of its file. colour: of its bars in the figure."""
+    """A peer by the name of its file."""
 
     name: str
-    colour: str
     packages: Sequence[str]
     prepare: Callable[[Task], Prepared]
     prepare_step: Callable[[Task], list[Prepared]] = no_step

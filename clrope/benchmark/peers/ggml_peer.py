@@ -13,7 +13,6 @@ import numpy.typing as npt
 from ..entry import Refused
 from . import Prepared, Task
 
-colour = "#d1710f"
 packages = ("ggml-python",)
 
 Tensors = Sequence[npt.NDArray[Any]]
@@ -34,13 +33,14 @@ def prepare_step(task: Task) -> list[Prepared]:
     """Return a decode step as one graph of all layers' rotations; f32 and f16."""
     xs, ys = ([tensor for layer in layers for tensor in layer] for layers in (task.x, task.y))
     rows = _rows(task)
+    offsets = rows - rows[0]
     # For so little work, waking threads may cost more than it saves: one thread is timed as well.
     counts = sorted({task.threads, 1}, reverse=True)
     made = _computations(task, rows, [(xs, ys)], counts)
 
     def at_position(compute: Callable[[int], None]) -> Callable[[int], Any]:
         def call(position: int) -> Any:
-            rows[0] = position
+            np.add(offsets, position, out=rows)
             compute(0)
             return task.y
 

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from ..entry import Refused
 from . import Prepared, Task
 
-colour = "#3f9b58"
 packages = ("numba",)
 
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from . import Prepared, Task
 
-colour = "#c9c9c9"
 packages = ("numpy",)
 
 

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from ..entry import Refused
 from . import Prepared, Task
 
-colour = "#7a7a7a"
 packages = ("onnxruntime", "onnx")
 _ELEMENT = {"f32": "float", "f16": "float16"}
 

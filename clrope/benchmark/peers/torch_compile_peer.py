@@ -10,7 +10,6 @@ from typing import Any
 from ..entry import Refused
 from . import Prepared, Task, torch_eager_peer
 
-colour = "#9273c4"
 packages = ("torch",)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from ...layout import DTYPES
 from ..entry import Refused
 from . import Prepared, Task
 
-colour = "#c7b8e0"
 packages = ("torch",)
 
 
@@ -35,20 +35,52 @@ def prepare(task: Task, transform: Callable[[Any], Any] = lambda function: funct
 
 
 def prepare_step(task: Task) -> list[Prepared]:
-    """Return a decode step: rows of the tables by position, once for all layers, as in model code."""
+    """Return a step: rows of the tables by position, once for all layers, as in model code.
+
+    A one-shot call has no tables: it makes cos and sin from the position, as a rotary embedding of transformers does.
+    Of its ways one has a single thread: for little work waking threads may cost more than it saves.
+    """
     torch: Any = importlib.import_module("torch")
-    torch.set_num_threads(task.threads)
-    cos_rows, sin_rows = (torch.from_numpy(t).to(_dtype(torch, task.workload.dtype)) for t in _tables(task))
+    one_shot = task.workload.calls == "one-shot"
+    rows = (_made_rows if one_shot else _table_rows)(torch, task)
     function = _rotation(torch, task)
     layers = [[_tensor(torch, x) for x in xs] for xs in task.x]
 
-    def call(position: int) -> Any:
+    def call(threads: int, position: int) -> Any:
+        torch.set_num_threads(threads)
         with torch.no_grad():
-            index = torch.tensor([position])
-            cos, sin = cos_rows[index][None, :, None], sin_rows[index][None, :, None]
+            cos, sin = (t[None, :, None] for t in rows(position))
             return [function(x, cos, sin) for layer in layers for x in layer]
 
-    return [Prepared(call, lambda results: _arrays(torch, results))]
+    return [
+        Prepared(partial(call, threads), lambda results: _arrays(torch, results),
+                 suffix="" if threads == task.threads else " 1 thread")
+        for threads in sorted({task.threads, 1} if one_shot else {task.threads}, reverse=True)
+    ]  # fmt: skip
+
+
+def _table_rows(torch: Any, task: Task) -> Callable[[int], list[Any]]:
+    """Return what takes a token's cos and sin out of tables."""
+    tables = [torch.from_numpy(t).to(_dtype(torch, task.workload.dtype)) for t in _tables(task)]
+
+    def rows(position: int) -> list[Any]:
+        index = torch.tensor([position])
+        return [table[index] for table in tables]
+
+    return rows
+
+
+def _made_rows(torch: Any, task: Task) -> Callable[[int], list[Any]]:
+    """Return what makes cos and sin of all tokens in float32; of a plain configuration with pairs (i, i + n / 2)."""
+    n, tokens, dtype = task.rotated, task.workload.tensors[0][1], _dtype(torch, task.workload.dtype)
+    inverse = task.workload.config.freq_base ** -(torch.arange(0, n, 2, dtype=torch.float32) / n)
+
+    def rows(position: int) -> list[Any]:
+        half = torch.outer(torch.arange(position, position + tokens, dtype=torch.float32), inverse)
+        angles = torch.cat((half, half), dim=-1)
+        return [angles.cos().to(dtype), angles.sin().to(dtype)]
+
+    return rows
 
 
 def _tables(task: Task) -> list[npt.NDArray[np.float32]]:
