@@ -185,9 +185,8 @@ ACTIONS = ("fail", "fail on", "late", "late on", "event", "delay")
 def forget() -> None:
     """Drop every OpenCL object that the package keeps."""
     with runtimes.lock:
-        for kept in (runtimes.contexts, runtimes.own, runtimes.foreign, runtimes.queues, runtimes.operations):
+        for kept in (runtimes.contexts, runtimes.own, runtimes.foreign, runtimes.queues, runtimes.targets):
             kept.clear()
-        runtimes.copies.clear()
     gc.collect()
 
 
