@@ -24,6 +24,8 @@ SMALLEST_KEPT = 1 << 20
 MOST_KEPT = 256 << 20
 
 
+#: Bytes of the largest result that is tried.
+LARGEST = 1 << 47
 #: References to a block that no array uses: the list's, and that of the question.
 _UNUSED = 2
 
@@ -63,6 +65,17 @@ class _Pool:
 _pool = _Pool()
 
 
+def no_memory(length: int) -> DeviceError:
+    """Return the error for a result that there is no memory for."""
+    return DeviceError(f"{length} bytes of memory could not be allocated on the host for a result")
+
+
+def check_size(length: int) -> None:
+    """Raise `DeviceError` for a result beyond what any machine addresses: a broadcast array may stand for so much."""
+    if length > LARGEST:
+        raise no_memory(length)
+
+
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return a C-order array with undefined contents; on a page boundary from `SMALLEST_KEPT` bytes on.
 
@@ -71,10 +84,11 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     length = math.prod(shape) * dtype.itemsize
     if length < SMALLEST_KEPT:
         return np.empty(shape, dtype)
+    check_size(length)
     try:
         block = _pool.take(length + ALIGNMENT)
-    except (MemoryError, ValueError) as error:  # ValueError: beyond what NumPy can address
-        raise DeviceError(f"{length} bytes of memory could not be allocated on the host for a result") from error
+    except MemoryError as error:
+        raise no_memory(length) from error
     start = -int(block.__array_interface__["data"][0]) % ALIGNMENT
     return block[start : start + length].view(dtype).reshape(shape)
 

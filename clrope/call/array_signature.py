@@ -13,7 +13,7 @@ import numpy as np
 
 from ..arrays import Operand, tensor_address, within_storage
 from ..errors import ShapeError
-from ..host_memory import SMALLEST_KEPT, empty
+from ..host_memory import SMALLEST_KEPT, check_size, empty
 from ..kernels.problem import BUFFER_ALIGNMENT
 from ..layout import TensorView
 from .call import Maker
@@ -155,6 +155,7 @@ def result_maker(x: Operand) -> tuple[Maker, TensorView, int]:
     assert x.host is not None
     shape, dtype = x.host.shape, x.host.dtype
     view = TensorView.dense(shape, x.view.dtype, x.layout)
+    check_size(math.prod(shape) * dtype.itemsize)
     small = math.prod(shape) * dtype.itemsize < SMALLEST_KEPT
     alignment = _SMALL_ALIGNMENT if small else BUFFER_ALIGNMENT
     if x.kind == "numpy":
