@@ -18,7 +18,6 @@ KERNEL = (
 BEHIND_KERNEL = {
     "blank lines": "'\\n' * MOST + 'x'",
     "blanks in a directive": "'// lab: a' + ' ' * MOST + 'b'",
-    "comments without an end": "'/* ' * (MOST // 3)",
     "blanks before what is no word": "'#define A' + ' ' * MOST + '(1)'",
     "a comment before what is no word": "'#define A /*' + '-' * MOST + '*/ (1)'",
     "directives": "''.join(f'// lab: a{n} = x\\n' for n in range(MOST // 21))",
@@ -27,7 +26,7 @@ BEHIND_KERNEL = {
 }
 LOAD_KERNEL = """\
 import pathlib, sys
-from clrope import ConfigError
+from clrope import BuildError, ConfigError
 from clrope.kernels.binaries import includes_files
 from clrope.lab.included import included_files
 from clrope.lab.lab_kernel import load_file
@@ -41,6 +40,8 @@ try:
     assert not includes_files(file.source)
 except ConfigError as error:
     assert "characters, at most" in str(error)
+except BuildError as error:
+    assert error.log
 """
 #: Other readers, and longest texts for them.
 READERS = {
