@@ -162,7 +162,8 @@ def _pairings(e: Evidence) -> Mistakes:
         f"(if it is to do {other} only: `// lab: requires {other.lower()}`)",
         lambda: e.rotated(places=swapped),
     )
-    if c.mode != "normal" and 2 * pairs < d:
+    even = d - d % 2
+    if c.mode != "normal" and 2 * pairs < even:
 
         def first_halves() -> F64:
             """Return the first element of each pair; what the second half holds depends on the order of writes."""
@@ -173,7 +174,7 @@ def _pairings(e: Evidence) -> Mistakes:
         yield Mistake(
             "halves at head_dim / 2 instead of n_dims / 2: the second element of pair i is i + n_dims / 2", first_halves
         )
-        whole = replace(c, n_dims=d, freq_factors=None)
+        whole = replace(c, n_dims=even, freq_factors=None)
         yield _by(e, "n_dims ignored: the whole head is rotated, by the angles of n_dims", whole)
     if c.n_offs:
         moved = (e.pairs[0] - c.n_offs, e.pairs[1] - c.n_offs)

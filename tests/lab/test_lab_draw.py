@@ -53,7 +53,6 @@ STORE = "  STORE(a * c - b * s,"
 #: tests run in one process.
 WRONG = {
     "offset of y without one of x": (PLAIN, "y += y_offset", "y += (x_offset ? y_offset : 0)"),
-    "offset of x for y": (PLAIN, "y += y_offset", "y += x_offset"),
     "n_offs of NORMAL pairs": (PLAIN, "first = n_offs + 2 * slot", "first = 2 * slot"),
     "backward in place": (PLAIN, "* direction", "* (in_place ? 1 : direction)"),
     "elements that are copied with a stride": (
