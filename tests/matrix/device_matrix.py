@@ -170,6 +170,9 @@ def read(driver: Driver, reports: Sequence[dict[str, Any]]) -> list[Row]:
         device, problem = tested["device"], tested["problem"]
         if problem and not tested["asked"]:
             continue  # of another driver, which the environment hides
+        if driver.crash and driver.crash in problem:
+            rows.append(Row(driver.name, device=tested["name"], suites="left out: it crashes on this CPU", expected=1))
+            continue
         if problem or device is None:
             rows.append(Row(driver.name, device=tested["name"], unexpected=[problem or "not found"]))
             continue
