@@ -74,7 +74,7 @@ def all_kinds():
 def test_it_loads_without_a_word(opened):
     page = opened(*all_kinds())
     assert page.title() == "Portability report – RoPE by clrope"
-    assert page.locator("svg.plot").count() == 8
+    assert page.locator("svg.plot").count() == 9
     assert page.get_by_role("heading", level=1).inner_text() == "Portability report"
     loaded = page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
     size = page.evaluate("document.documentElement.outerHTML.length")
