@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -84,6 +85,11 @@ def _cell(value: object) -> str:
 def print_line(text: object, file: TextIO | None = None) -> None:
     """Print one line, whatever names of files and devices it holds."""
     print(one_line(text), file=file)
+
+
+def print_note(text: object) -> None:
+    """Print a sentence or more, folded between words to the terminal's width."""
+    print(textwrap.fill(one_line(text), _width()))
 
 
 def print_message(text: object, file: TextIO | None = None) -> None:

@@ -20,6 +20,7 @@ from .output import (
     print_json,
     print_line,
     print_message,
+    print_note,
     print_table,
     write_text,
 )
@@ -203,4 +204,4 @@ def print_tables(results: Sequence[dict[str, Any]]) -> None:
     for table in tables(results):
         print_table(table.title, table.columns, table.rows)
         if table.note:
-            print_line(table.note)
+            print_note(table.note)
