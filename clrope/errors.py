@@ -12,6 +12,8 @@ from typing import Any
 ErrorMaker = Callable[[str], Exception]
 #: Characters of a value in a message.
 LONGEST_SHOWN = 80
+#: Characters of a compiler's log in a message: a macro that breaks the driver's headers makes logs of hundreds of KB.
+LONGEST_LOG = 4000
 
 
 class RopeError(Exception):
@@ -40,8 +42,9 @@ class DeviceError(RopeError):
 class BuildError(RopeError):
     """A kernel did not build.
 
-    Attributes: `device` (name), `options` (as given to the compiler), `log` (the compiler's), `source_path` (a file
-    with the exact source that failed, so that it can be fed to another compiler; '' if none could be written).
+    Attributes: `device` (name), `options` (as given to the compiler), `log` (the compiler's, whole; the message has
+    its first 4000 characters), `source_path` (a file with the exact source that failed, so that it can be fed to
+    another compiler; '' if none could be written).
     """
 
     def __init__(self, device: str, options: Iterable[str], log: str, source_path: str | os.PathLike[str]) -> None:
@@ -49,9 +52,12 @@ class BuildError(RopeError):
         self.options = tuple(options)
         self.log = log
         self.source_path = os.fspath(source_path)
+        text = log.strip() or "(empty)"
+        if len(text) > LONGEST_LOG:
+            text = f"{text[:LONGEST_LOG]}\n... ({len(text) - LONGEST_LOG} more characters: attribute `log`)"
         super().__init__(
             f"kernel build failed on {device}\n  options: {' '.join(self.options) or '(none)'}\n"
-            f"  source:  {self.source_path or '(not saved)'}\n  log:\n{log.strip() or '(empty)'}"
+            f"  source:  {self.source_path or '(not saved)'}\n  log:\n{text}"
         )
 
 

@@ -93,6 +93,14 @@ def test_messages_keep_their_own_lines() -> None:
     assert error_text(clrope.ConfigError("a\nb: gone")) == r"a\nb: gone"
 
 
+def test_a_long_log_is_cut_in_the_message_only() -> None:
+    log = "error: no x\n" * 20_000
+    error = clrope.BuildError("d", [], log, "")
+    assert len(str(error)) < 5000
+    assert "error: no x" in str(error)
+    assert error.log == log
+
+
 def test_tables_and_fields(capsys: Any) -> None:
     print_table("", ["name"], [[CLEARS], ["[red]x[/]"]])
     print_fields([("name", CLEARS)])
