@@ -1,6 +1,6 @@
 """Times variants of the rotation on one workload side by side with each other and the device's ceilings.
 
-Example: python bench/variants.py prefill/f16/neox/out/forward --device pocl --only 'rows16 clang prepared'
+Example: python bench/variants.py prefill/f16/neox/out/forward --device pocl --only 'rows16 clang'
 
 With --kernels also other kernel sources, for instance of an earlier commit:
 git worktree add ../before HEAD~1

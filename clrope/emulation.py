@@ -25,7 +25,7 @@ U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
 _REAL: dict[Real, type[np.floating[Any]]] = {"f32": np.float32, "f64": np.float64}
-#: The polynomials of `kernels/phase.clh` in turns, highest power first: sine (without its linear term), then cosine.
+#: The polynomials of `kernels/angles.clh` in turns, highest power first: sine (without its linear term), then cosine.
 _SINE: dict[Real, tuple[float, ...]] = {
     "f32": (-75.26483, 81.58885, -41.341633),
     "f64": tuple(
@@ -138,7 +138,7 @@ def emulate_rotation(
 
 
 def cos_sin_of_phase(phase: U64, real: Real = "f32") -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return cos and sin of unsigned 64-bit fractions of a turn, as `cos_sin_of_phase` in `kernels/phase.clh`."""
+    """Return cos and sin of unsigned 64-bit fractions of a turn, as `cos_sin_of_phase` in `kernels/angles.clh`."""
     kind = _REAL[real]
     quadrant = (phase + np.uint64(1 << 61)) >> np.uint64(62)
     rest = (phase - (quadrant << np.uint64(62))).astype(np.uint64).view(np.int64)

@@ -4,16 +4,8 @@
 // with the bits of 1/(2 pi), as long as its exponent needs. Of an angle beyond float they are NaN.
 //
 // Arguments as in cache_init.cl; exponent counts the multiplications behind each pair. Global size: (pairs, rows).
-#include "arithmetic.clh"
-#include "phase.clh"
-
-#ifdef COUNTING // row r has the position positions + r, for all pairs
-#define POSITIONS const long positions
-#define POSITION(axis, rows, row) (positions + (long)(row))
-#else
-#define POSITIONS __global const long *positions
-#define POSITION(axis, rows, row) (positions[(size_t)(axis) * (size_t)(rows) + (size_t)(row)])
-#endif
+#include "types.clh"
+#include "angles.clh"
 
 // The first 256 bits of 1/(2 pi) behind the binary point, in 32-bit digits; two digits of zeros before them, for
 // angles below 1.
@@ -103,10 +95,14 @@ inline ulong phase_of_radians(float theta) {
 __kernel void rope_cache_init_ggml(POSITIONS, const int rows, const int pairs,
                                    const float theta_scale, const float freq_scale, const float magnitude,
                                    const int yarn, __global const int *exponent, __global const float *factor,
-                                   __global const float *mix, __global const uchar *axis, __global REAL *cosine,
-                                   __global REAL *sine) {
+                                   __global const float *mix, __global const uchar *axis, __global real *cosine,
+                                   __global real *sine) {
   const int i = (int)get_global_id(0), row = (int)get_global_id(1);
-  float theta = (float)POSITION(axis[i], rows, row);
+#ifdef COUNTING // for all pairs
+  float theta = (float)POSITION(row);
+#else
+  float theta = (float)POSITION((size_t)axis[i] * (size_t)rows + (size_t)row);
+#endif
   // Intel's CPU compiler takes a loop of products by a constant apart into several chains and so changes the rounding
   // (work-groups of up to 4 items in the first axis); it does not where the factor may be another one each time.
   volatile float factor_of_step = theta_scale;
@@ -116,11 +112,11 @@ __kernel void rope_cache_init_ggml(POSITIONS, const int rows, const int pairs,
   float angle = freq_scale * extrapolated;
   if (yarn)
     angle = multiply_add_once(angle, 1.0f - mix[i], extrapolated * mix[i]);
-  REAL c, s;
+  real c, s;
   cos_sin_of_phase(phase_of_radians(angle), &c, &s);
   const size_t at = (size_t)row * (size_t)pairs + (size_t)i;
   const bool beyond = (as_uint(angle) & 0x7f800000u) == 0x7f800000u; // infinite or NaN
-  const REAL nan = (REAL)as_float(0x7fc00000u);
-  cosine[at] = beyond ? nan : c * (REAL)magnitude;
-  sine[at] = beyond ? nan : s * (REAL)magnitude;
+  const real nan = (real)as_float(0x7fc00000u);
+  cosine[at] = beyond ? nan : c * (real)magnitude;
+  sine[at] = beyond ? nan : s * (real)magnitude;
 }

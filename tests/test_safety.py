@@ -330,12 +330,13 @@ def test_no_memory_while_binding(
     runtime.queue, runtime.staging  # noqa: B018 - made before memory runs out
     transfer: Any = "map" if runtime.host_access == "direct" else "copy"
     op = Rope(NEOX, device)
-    op.plan(x, 3, transfer=transfer).run()
+    first, other = op.plan(x, 3, transfer=transfer).run(), new(rng)  # at other addresses, for which there is no buffer
     busy = len(runtimes.busy)
     with monkeypatch.context() as patch:
         patch.setattr(cl, "Buffer", refuse)
         patch.setattr(op._target().runtime.staging, "_largest", 0)  # a buffer of its own, not one that is kept
         with pytest.raises(DeviceError, match=r"\d+ bytes of memory could not be allocated"):
-            op.plan(x, 3, transfer=transfer).run()
+            op.plan(other, 3, transfer=transfer).run()
     assert len(runtimes.busy) == busy
+    assert same(first, emulate_rope(x, 3, NEOX)).all()
     assert same(op.plan(x, 3, transfer=transfer).run(), emulate_rope(x, 3, NEOX)).all()

@@ -16,7 +16,7 @@ from clrope.kernels.variant import Variant
 
 HALVES = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}
 VARIANTS = {
-    "f16": [None, Variant("strided"), Variant(width=4), Variant(width=4, prepared=True)],
+    "f16": [None, Variant("strided"), Variant(width=4), Variant(width=2)],
     "bf16": [None, Variant("strided")],
 }
 CASES = [(dtype, variant) for dtype, variants in VARIANTS.items() for variant in variants]

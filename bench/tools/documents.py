@@ -24,17 +24,12 @@ VARIANT_COLUMNS = (("Portable Computing Language", "f32", False), ("Portable Com
                    ("Intel(R) OpenCL", "f32", False), ("Intel(R) OpenCL", "bf16", True))  # fmt: skip
 #: Kinds of variants: (name, use, whether a variant with these parameters is one).
 VARIANT_KINDS: tuple[tuple[str, str, Callable[[dict[str, Any]], bool]], ...] = (
-    ("`strided`", "any strides and pairings; GPUs", lambda v: v["kernel"] == "strided"),
-    ("`tiled`", "scratchpads", lambda v: v["kernel"] == "tiled"),
-    ("`rows builtin`", "any driver", lambda v: _rows(v, access="builtin", prepared=False)),
+    ("`strided`", "any strides and pairings", lambda v: v["kernel"] == "strided"),
+    ("`rows builtin`", "any driver", lambda v: _rows(v, access="builtin", store="plain", prefetch=0)),
     ("`rows clang`", "drivers that compile `vload` to calls (PoCL)",
-     lambda v: _rows(v, access="clang", prepared=False)),
-    ("… `prepared`", "heads without a rest", lambda v: _rows(v, prepared=True, store="plain", prefetch=0)),
-    ("… `prepared prefetch`", "in place from memory",
-     lambda v: _rows(v, prepared=True, store="plain") and v.get("prefetch", 0) > 0),
-    ("… `prepared nontemporal`", "out of place from memory, aligned outputs", lambda v: _rows(v, store="nontemporal")),
-    ("… `prepared staged`", "out of place, outputs that are not aligned to vectors",
-     lambda v: _rows(v, store="staged")),
+     lambda v: _rows(v, access="clang", store="plain", prefetch=0)),
+    ("… `prefetch`", "in place from memory", lambda v: _rows(v, store="plain") and v.get("prefetch", 0) > 0),
+    ("… `nontemporal`", "out of place from memory, aligned outputs", lambda v: _rows(v, store="nontemporal")),
     ("… `fused`", "small calls, which then need no table; large ones where it was faster",
      lambda v: v["kernel"] == "rows" and v.get("angles") == "fused"),
 )  # fmt: skip
@@ -139,6 +134,6 @@ def variant_table(tuning: dict[str, Any]) -> Table:
 
 def _rows(variant: dict[str, Any], **wanted: Any) -> bool:
     """Whether a variant is one of `rows` with these parameters, and with tables."""
-    usual = {"access": "builtin", "prepared": False, "store": "plain", "prefetch": 0, "angles": "cached"}
+    usual = {"access": "builtin", "store": "plain", "prefetch": 0, "angles": "cached"}
     got = {**usual, **variant}
     return got["kernel"] == "rows" and got["angles"] == "cached" and all(got[k] == v for k, v in wanted.items())

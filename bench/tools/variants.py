@@ -21,7 +21,7 @@ from clrope.benchmark.validation import ResultCheck
 from clrope.benchmark.workloads import Workload
 from clrope.errors import ConfigError
 from clrope.kernels.problem import Pairing
-from clrope.kernels.variant import Variant, candidates
+from clrope.kernels.variant import Variant, candidates, has_kernels
 from clrope.layout import DTYPES
 from clrope.select import database
 from clrope.select.defaults import default_for
@@ -78,8 +78,8 @@ def compare_variants(
     pairing: Pairing = "normal" if workload.mode == "normal" else "neox"
     some = [variant for variant in candidates(device.kind, workload.dtype, pairing) if wanted(variant)]
     for folder in folders:
-        if not (folder / "rotate_neox.cl").is_file():
-            raise ConfigError(f"folders: got {folder}, which has no rotate_neox.cl")
+        if not has_kernels(folder):
+            raise ConfigError(f"folders: got {folder}, which lacks kernels")
     if folders and workload.fresh:
         raise ConfigError(f"folders: {workload.name} makes new tables at every call, by the package's own kernels")
     if not some and not folders:

@@ -82,6 +82,8 @@ class DeviceInfo:
     global_mem: int = field(default=0, compare=False)
     max_alloc: int = field(default=0, compare=False)
     max_work_group_size: int = 0
+    #: Work-items that the device runs in step, of which a work-group should be a multiple.
+    group_multiple: int = 32
     host_unified: bool = False
     #: Path of the libOpenCL in use.
     loader: str = ""
@@ -181,6 +183,10 @@ _ANSWERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }  # fmt: skip
 
 
+#: Who says how many work-items run in step: OpenCL 3, NVIDIA, AMD.
+_MULTIPLES = ("preferred_work_group_size_multiple", "warp_size_nv", "wavefront_width_amd")
+
+
 def describe(device: pyopencl.Device, platform_index: int, device_index: int, **known: Any) -> DeviceInfo:
     """Describe a `pyopencl.Device`; a query that the driver does not support gives 0, False or ''.
 
@@ -203,7 +209,8 @@ def describe(device: pyopencl.Device, platform_index: int, device_index: int, **
         kind=kind_of(ask("type")), platform_version=text(device.platform.version), extensions=extensions,
         fp16="cl_khr_fp16" in extensions, fp64="cl_khr_fp64" in extensions or bool(ask("double_fp_config")),
         preferred_widths=widths("preferred"), native_widths=widths("native"),
-        icd=icd_library(device.platform.int_ptr), **known, _cl=device,
+        icd=icd_library(device.platform.int_ptr), group_multiple=next(filter(None, map(ask, _MULTIPLES)), 32),
+        **known, _cl=device,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from .launch import LaunchSpec, local_size_for
 from .problem import AngleForm
-from .source import storage_option
+from .source import storage_options
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
@@ -38,9 +38,9 @@ def _spec(pairs: int, rows: int, real: Real, angles: AngleForm, kind: str, tried
     # Steps of 64 bits are not enough for double.
     angles = replace(angles, wide=angles.wide or real == "f64")
     per_item = pairs if kind == "cpu" else 1
-    options = [storage_option(real), *angles.options]
-    if tried and angles.one_axis and not angles.wide and per_item % WIDTH[real] == 0:
-        options += [f"-DW={WIDTH[real]}", "-DCLANG_VECTORS"]
+    vectors = tried and angles.one_axis and not angles.wide and per_item % WIDTH[real] == 0
+    options = [*storage_options(real, WIDTH[real] if vectors else 1), *angles.options]
+    options += ["-DCLANG_VECTORS"] if vectors else []
     bound = ("step", "step_low", "axis", "magnitude", "cosine", "sine")
     return LaunchSpec(
         "cache_init.cl", "rope_cache_init", tuple(options), (-(-pairs // per_item), rows), local_size_for(kind, 2),

@@ -10,7 +10,7 @@ import numpy as np
 from .cos_sin import Real
 from .launch import LaunchSpec, local_size_for
 from .problem import AngleForm
-from .source import storage_option
+from .source import storage_options
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
@@ -43,7 +43,7 @@ def _spec(
     bound = ("exponent", "factor", "mix", "axis", "cosine", "sine")
     return LaunchSpec(
         "cache_init_ggml.cl", "rope_cache_init_ggml",
-        (storage_option(real), *(("-DCOUNTING",) if counting else ())), (pairs, rows), local_size_for(kind, 2),
+        (*storage_options(real), *(("-DCOUNTING",) if counting else ())), (pairs, rows), local_size_for(kind, 2),
         (
             ("positions", None), ("rows", np.int32(rows)), ("pairs", np.int32(pairs)), ("theta_scale", theta_scale),
             ("freq_scale", freq_scale), ("magnitude", magnitude), ("yarn", np.int32(yarn)),

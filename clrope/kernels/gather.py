@@ -9,7 +9,7 @@ import numpy as np
 
 from .cos_sin import Real
 from .launch import LaunchSpec, local_size_for
-from .source import storage_option
+from .source import storage_options
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
@@ -24,7 +24,7 @@ def spec(width: int, rows: int, table_dtype: str, real: Real, device: DeviceInfo
 
 @lru_cache(maxsize=256)
 def _spec(width: int, rows: int, table_dtype: str, real: Real, kind: str) -> LaunchSpec:
-    options = [storage_option(table_dtype)]
+    options = storage_options(table_dtype)
     if real == "f64" and table_dtype != "f64":
         options.append("-DREAL_F64")
     tables = [name for table in ("cosine", "sine") for name in (f"{table}_table", *(f"{table}_{n}" for n in _TABLE))]

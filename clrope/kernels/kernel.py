@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
@@ -72,9 +72,9 @@ class Unsupported:
 class Kernel:
     """A rotation kernel: one Python file makes one object of it.
 
-    files:    (pairing) -> the programs under `kernels/` that it may be built from.
+    file:     the program under `kernels/` that it is built from.
     supports: (problem, parameters) -> nothing, or why it cannot be launched with these parameters.
-    fallback: (problem, variant, unsupported) -> a variant that is one step nearer to one that is supported.
+    order:    (parameters) -> these, then others to try in their place: the first that supports a problem is used.
     spec:     (problem, variant, device, second) -> the launch; second: another tensor with the same batches, tokens and
               pairs, whose heads the launch rotates too, only with `takes_second`.
     search:   (device kind, dtype, pairing) -> parameters that tuning tries, simplest first; of equally fast ones the
@@ -91,9 +91,9 @@ class Kernel:
     name: str
     summary: str
     parameters: tuple[Parameter, ...]
-    files: Callable[[Pairing], tuple[str, ...]]
+    file: str
     supports: Callable[[Problem, Parameters], Unsupported | None]
-    fallback: Callable[[Problem, Variant, Unsupported], Variant]
+    order: Callable[[Parameters], Iterator[Parameters]]
     spec: Callable[[Problem, Variant, DeviceInfo, Problem | None], LaunchSpec]
     search: Callable[[str, str, Pairing], list[dict[str, Any]]]
     words: Callable[[Parameters], str]

@@ -238,6 +238,12 @@ def tensor_arguments(name: str, strides: Sequence[int] | None) -> tuple[tuple[st
     return ((name, None), (f"{name}_offset", None), *numbers)
 
 
+def angle_arguments(angles: str) -> tuple[tuple[str, Any], ...]:
+    """Return the arguments of `angles.clh`, bound for each call: of 'fused' angles, or of 'cached' ones."""
+    fused = ("positions", "rows", "step", "step_low", "axis", "magnitude")
+    return tuple((name, None) for name in (fused if angles == "fused" else ("cosine", "sine")))
+
+
 def local_size_for(kind: str, dimensions: int) -> tuple[int, ...] | None:
     """Return the work-group's size: one work-item on a CPU, where each does a whole row, else the driver's choice.
 

@@ -1,7 +1,7 @@
 """The text of the kernels: found next to the package or inside the wheel, with their `#include`s put in place.
 
 Each program is one self-contained text, so that no include path has to reach a compiler, a hash of it is a whole key,
-and a source saved on an error builds anywhere. `#include "storage_*.clh"` stands for all files of that pattern.
+and a source saved on an error builds anywhere.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from pathlib import Path
 
 from ..bounded_read import read_bounded_text
 from ..errors import ConfigError
+from ..layout import DTYPES
 
-_INCLUDE = re.compile(r'^#include "([\w.*]+)"$', re.MULTILINE)
+_INCLUDE = re.compile(r'^#include "([\w.]+)"$', re.MULTILINE)
 #: Bytes of a file, as of the lab's.
 _LARGEST_FILE = 4 << 20
 
@@ -25,7 +26,7 @@ def kernel_folder() -> Path:
     here = Path(__file__).resolve().parent
     folders = (here / "cl", here.parent.parent / "kernels")
     for folder in folders:
-        if (folder / "rotate_neox.cl").is_file():
+        if (folder / "rows.cl").is_file():
             return folder
     raise FileNotFoundError(f"the kernel sources are neither in {folders[0]} nor in {folders[1]}")
 
@@ -47,11 +48,7 @@ def _whole(name: str, folder: Path | None, within: tuple[str, ...]) -> str:
             f"{own / name}: cannot be read as a kernel file ({getattr(error, 'strerror', None) or error})"
         ) from error
 
-    def included(pattern: str) -> list[str]:
-        names = sorted(path.name for path in own.glob(pattern)) if "*" in pattern else [pattern]
-        return [_whole(other, folder, (*within, name)) for other in names]
-
-    return _INCLUDE.sub(lambda match: "\n".join(included(match.group(1))), text)
+    return _INCLUDE.sub(lambda match: _whole(match.group(1), folder, (*within, name)), text)
 
 
 @lru_cache(maxsize=64)
@@ -60,6 +57,12 @@ def kernel_hash(name: str) -> str:
     return hashlib.sha256(kernel_source(name).encode()).hexdigest()[:16]
 
 
-def storage_option(dtype: str) -> str:
-    """Return the compiler option for a storage type."""
-    return f"-DSTORAGE_{dtype.upper()}"
+def unsigned_type(itemsize: int) -> str:
+    """Return OpenCL's unsigned integer of so many bytes."""
+    return {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}[itemsize]
+
+
+def storage_options(dtype: str, width: int = 1) -> list[str]:
+    """Return the options of `types.clh` for a storage type and vectors of so many elements."""
+    out = [f"-DW={width}", f"-DSTORAGE_{dtype.upper()}", f"-DBITS={unsigned_type(DTYPES[dtype].itemsize)}"]
+    return [*out, "-DREAL_F64"] if dtype == "f64" else out

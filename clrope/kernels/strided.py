@@ -1,7 +1,8 @@
-"""Kernel `strided`: any strides and pairings, one pair at a time. The fallback everywhere, and the default on GPUs."""
+"""Kernel `strided`: any strides and pairings, one pair at a time. For whatever no other kernel supports."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,20 +13,15 @@ from .division import MOST_ROUNDS
 from .kernel import Kernel, Parameter, Parameters, Unsupported
 from .launch import LaunchSpec, local_size_for, tensor_arguments
 from .problem import Pairing, Problem
-from .source import kernel_source, storage_option
+from .source import kernel_source, storage_options
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
     from .variant import Variant
 
-_FILE = "rotate_strided.cl"
+FILE = "strided.cl"
 
 PARAMETERS: tuple[Parameter, ...] = ()
-
-
-def files(pairing: Pairing) -> tuple[str, ...]:
-    """Return the programs under `kernels/`."""
-    return (_FILE,)
 
 
 def supports(problem: Problem, p: Parameters) -> Unsupported | None:
@@ -33,9 +29,9 @@ def supports(problem: Problem, p: Parameters) -> Unsupported | None:
     return None
 
 
-def fallback(problem: Problem, variant: Variant, unsupported: Unsupported) -> Variant:
-    """Raise, since nothing is unsupported."""
-    raise AssertionError(f"strided supports everything, got {unsupported}")
+def order(p: Parameters) -> Iterator[Parameters]:
+    """Yield the parameters: everything is supported."""
+    yield p
 
 
 def spec(problem: Problem, variant: Variant, device: DeviceInfo, second: Problem | None = None) -> LaunchSpec:
@@ -51,8 +47,7 @@ def _spec(problem: Problem, variant: Variant, kind: str) -> LaunchSpec:
     slots = pairs.pairs if problem.in_place else pairs.pairs + pairs.rest
     per_item = min(slots, MOST_ROUNDS // 2) if kind == "cpu" else 1
     i32, i64, real = np.int32, np.int64, np.float64 if problem.dtype == "f64" else np.float32
-    options = [storage_option(problem.dtype)]
-    options += ["-DFULL_TABLES"] if full else []
+    options = [*storage_options(problem.dtype), f"-DFULL_TABLES={int(full)}"]
     arguments: tuple[tuple[str, Any], ...] = (
         *tensor_arguments("x", problem.x_strides), *tensor_arguments("y", problem.y_strides),
         ("cosine", None), ("sine", None),
@@ -62,9 +57,9 @@ def _spec(problem: Problem, variant: Variant, kind: str) -> LaunchSpec:
         ("y_distance", i32(pairs.out_distance)), ("slots", i32(slots)), ("slots_per_item", i32(per_item)),
     )  # fmt: skip
     return LaunchSpec(
-        _FILE, "rope_rotate_strided", tuple(options), (-(-slots // per_item), heads, batches * tokens),
+        FILE, "rope_rotate_strided", tuple(options), (-(-slots // per_item), heads, batches * tokens),
         local_size_for(kind, 3), arguments,
-        kernel_source(_FILE, Path(variant.folder)) if variant.folder else None,
+        kernel_source(FILE, Path(variant.folder)) if variant.folder else None,
     )  # fmt: skip
 
 
@@ -78,4 +73,4 @@ def words(p: Parameters) -> str:
     return "strided"
 
 
-KERNEL = Kernel("strided", __doc__ or "", PARAMETERS, files, supports, fallback, spec, search, words)
+KERNEL = Kernel("strided", __doc__ or "", PARAMETERS, FILE, supports, order, spec, search, words)

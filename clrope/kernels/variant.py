@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, shown
-from . import rows, strided, tiled
+from ..errors import ConfigError, UnsupportedError, shown
+from . import lanes, rows, strided
 from .kernel import Kernel, Unsupported
 from .problem import Pairing, Problem
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .launch import LaunchSpec
 
 #: The package's rotation kernels by name, in the order in which tuning tries them.
-KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (strided.KERNEL, rows.KERNEL, tiled.KERNEL)}
+KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (strided.KERNEL, rows.KERNEL, lanes.KERNEL)}
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -91,10 +91,6 @@ class Variant:
         """Return this variant with other values for some parameters."""
         return Variant(self.implementation, folder=self.folder, **{**self.parameters, **parameters})
 
-    def of_kernel(self, kernel: str, *keep: str) -> Variant:
-        """Return a variant of another kernel: with this one's values for the parameters to keep, else with defaults."""
-        return Variant(kernel, folder=self.folder, **{name: getattr(self, name) for name in keep})
-
     def from_folder(self, folder: str | os.PathLike[str]) -> Variant:
         """Return this variant built from the sources in another folder, which understand the same options."""
         return Variant(self.implementation, folder=folder, **self.parameters)
@@ -109,11 +105,16 @@ class Variant:
         return self.implementation.supports(problem, self.parameters)
 
     def fit(self, problem: Problem) -> Variant:
-        """Return this variant if it supports the problem, else the nearest that does, by its kernel's `fallback`."""
-        variant = self
-        while (unsupported := variant.unsupported(problem)) is not None:
-            variant = variant.implementation.fallback(problem, variant, unsupported)
-        return variant
+        """Return the first variant of its kernel's `order` that supports the problem, else the strided one.
+
+        Raises `UnsupportedError` for a kernel that is none of the package's and does not support it.
+        """
+        for parameters in self.implementation.order(self.parameters):
+            if self.implementation.supports(problem, parameters) is None:
+                return self.changed(**parameters)
+        if self.implementation is not KERNELS.get(self.kernel):
+            raise UnsupportedError(str(self.unsupported(problem)))
+        return Variant("strided", folder=self.folder)
 
     def spec(self, problem: Problem, device: DeviceInfo, second: Problem | None = None) -> LaunchSpec:
         """Return the launch for a supported problem; see `Kernel.spec`. Calls alike return the same object."""
@@ -163,11 +164,6 @@ def candidates(kind: str, dtype: str, pairing: Pairing) -> list[Variant]:
     return list(dict.fromkeys(made))
 
 
-def program_files(pairing: Pairing) -> Iterator[str]:
-    """Yield every program that a variant of this pairing is built from."""
-    yield from dict.fromkeys(file for kernel in KERNELS.values() for file in kernel.files(pairing))
-
-
 def variant_schema() -> dict[str, Any]:
     """Return the JSON schema of `Variant.to_dict`."""
     return {"oneOf": [kernel.schema for kernel in KERNELS.values()]}
@@ -183,5 +179,4 @@ def parameter_table() -> list[tuple[str, str, str, str]]:
 
 def has_kernels(folder: Path) -> bool:
     """Whether a folder holds every program that the rotation kernels are built from."""
-    files = {file for pairing in get_args(Pairing) for file in program_files(pairing)}
-    return all((folder / file).is_file() for file in files)
+    return all((folder / kernel.file).is_file() for kernel in KERNELS.values())

@@ -21,7 +21,7 @@ from ..bounded_read import path_argument, read_bounded_text
 from ..config import RopeConfig
 from ..device import DeviceInfo, devices
 from ..device import device as find_device
-from ..errors import BuildError, ConfigError, DeviceError, UnsupportedError
+from ..errors import BuildError, ConfigError, DeviceError
 from ..kernels.binaries import includes_files
 from ..kernels.kernel import Kernel, Parameters, Unsupported
 from ..kernels.launch import BoundNumber, BoundRows, ConstantBytes, LaunchSpec, LocalBytes
@@ -131,11 +131,8 @@ class LabFile:
         def unconfigured(*_: Any) -> NoReturn:
             raise ConfigError(f"kernel: {name} has no configuration yet; give it to clrope.Rope(config, kernel=...)")
 
-        def fallback(problem: Problem, variant: Variant, unsupported: Unsupported) -> Variant:
-            raise UnsupportedError(str(unsupported))
-
         return Kernel(
-            name, self.contract.summary, (), lambda pairing: (self.path.name,), unconfigured, fallback, unconfigured,
+            name, self.contract.summary, (), self.path.name, unconfigured, lambda p: iter((p,)), unconfigured,
             lambda kind, dtype, pairing: [{}], lambda p: name, writes_all=False, configured=self.for_config,
             maker=(self.kernel_object, ()),
         )  # fmt: skip

@@ -56,16 +56,16 @@ def _as_measured(variant: Variant, problem: Problem, size: SizeClass) -> Variant
     """Return the variant with its angles where they were measured to be faster.
 
     In caches the kernel computes exact angles: that is within 5 % of finished tables, and 2 to 14 times faster than
-    making tables for new positions. From memory tables are as fast for whole heads with one position per token, and up
-    to 6 % faster elsewhere.
+    making tables for new positions. On CPUs, from memory, tables are as fast for whole heads with one position per
+    token, and up to 6 % faster elsewhere.
     """
     angles = variant.parameters.get("angles")
-    if size == "large":
+    if size == "large" and variant.kernel == "rows":
         if angles == "fused" and (problem.angles.sections or problem.pairs.rest):
             return variant.changed(angles="cached")
         return variant
     if angles == "cached" and problem.angles.exact:
-        fused = variant.changed(prepared=True, angles="fused")
+        fused = variant.changed(angles="fused")
         if fused.implementation.supports(problem, fused.parameters) is None:
             return fused
     return variant
@@ -79,5 +79,5 @@ def _in_order(device: DeviceInfo, problem: Problem, size: SizeClass, known: data
         if winner is not None:
             yield winner
         yield default_for(device, key)
-        yield safe_variant(device.kind, problem.dtype, pairing)
+        yield safe_variant(device.kind, problem.dtype)
     yield STRIDED

@@ -20,7 +20,7 @@ import msgspec
 from ..device.info import cpu_key
 from ..kernels.problem import Pairing
 from ..kernels.source import kernel_hash
-from ..kernels.variant import Variant, program_files, variant_schema
+from ..kernels.variant import KERNELS, Variant, variant_schema
 from ..layout import DTYPES
 from ..store import Snapshot, Store
 from .records import OUTCOMES, SIZES, SizeClass, TuningKey, TuningRecord
@@ -57,9 +57,9 @@ class Known:
         return frozenset(r.variant.compiled for record in self.records for r in record.results if r.broken)
 
 
-def kernels_hash(pairing: Pairing) -> str:
-    """Return 16 hexadecimal digits that change with any source that a variant of this pairing is built from."""
-    return hashlib.sha256(" ".join(map(kernel_hash, program_files(pairing))).encode()).hexdigest()[:16]
+def kernels_hash() -> str:
+    """Return 16 hexadecimal digits that change with any source of the rotation kernels."""
+    return hashlib.sha256(" ".join(kernel_hash(k.file) for k in KERNELS.values()).encode()).hexdigest()[:16]
 
 
 _cpu = cache(cpu_key)
@@ -67,12 +67,12 @@ _cpu = cache(cpu_key)
 
 def record_name(device: DeviceInfo, key: TuningKey) -> str:
     """Return the name under which a record is kept."""
-    return " | ".join([device.key, _cpu(), kernels_hash(key.pairing), str(key)])
+    return " | ".join([device.key, _cpu(), kernels_hash(), str(key)])
 
 
 def known(device: DeviceInfo, dtype: str, pairing: Pairing) -> Known:
     """Return what is known for a device, storage type and pairing."""
-    return _look_up(generation(), kernels_hash(pairing), device, dtype, pairing)
+    return _look_up(generation(), kernels_hash(), device, dtype, pairing)
 
 
 @lru_cache(maxsize=256)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..device.cache import host_cache_bytes
-from ..kernels.problem import Pairing
 from ..kernels.variant import STRIDED, Variant
 from .database import device_facts
 from .records import SizeClass, TuningKey
@@ -64,7 +63,7 @@ def default_for(device: DeviceInfo, key: TuningKey) -> Variant:
     for row in table()["rows"]:
         if row["family"] == family and all(getattr(key, name) in row[name] for name in KEY_FIELDS):
             return Variant(**row["variant"])
-    return safe_variant(device.kind, key.dtype, key.pairing)
+    return safe_variant(device.kind, key.dtype)
 
 
 def size_class(device: DeviceInfo, nbytes: int) -> SizeClass:
@@ -85,14 +84,13 @@ def medium_bytes(device: DeviceInfo) -> int:
     return int(next(row["bytes"] for row in rows if matches(row["device"], facts)))
 
 
-def safe_variant(kind: str, dtype: str, pairing: Pairing) -> Variant:
+def safe_variant(kind: str, dtype: str) -> Variant:
     """Return the variant for a device kind ('cpu', 'gpu', 'accelerator', ...) that nothing is known of.
 
     CPUs: vectors of 32 bytes of the computing type, with OpenCL's own functions only. Wider ones change the calling
-    convention on a CPU without AVX-512, and that is where drivers were seen to fail. Others: element by element,
-    neighbours together.
+    convention on a CPU without AVX-512, and that is where drivers were seen to fail. GPUs: adjacent work-items handle
+    adjacent vectors. Others: element by element.
     """
-    if kind != "cpu":
-        return STRIDED
-    elements = 4 if dtype == "f64" else 8
-    return Variant(width=elements // 2 if pairing == "normal" else elements)
+    if kind == "gpu":
+        return Variant("lanes")
+    return Variant(width=4 if dtype == "f64" else 8) if kind == "cpu" else STRIDED

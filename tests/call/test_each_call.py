@@ -75,13 +75,15 @@ def test_positions_changed_in_place(device: clrope.DeviceInfo, rng: np.random.Ge
 def test_address_decides_anew(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     if device.kind != "cpu":
         pytest.skip("non-temporal stores are for CPUs")
-    op = clrope.Rope(CONFIG, device, variant=Variant(width=8, prepared=True, store="nontemporal"))
+    wanted = Variant(width=8, store="nontemporal")
+    plain, short = wanted.changed(store="plain"), wanted.changed(width=4)
+    op = clrope.Rope(CONFIG, device, variant=wanted)
     x = values(rng)
     want = emulate_rope(x, 3, CONFIG)
-    for shift, store in ((0, "nontemporal"), (1, "staged"), (16, "nontemporal"), (4, "staged"), (0, "nontemporal")):
+    for shift, variant in ((0, wanted), (1, plain), (16, wanted), (4, short), (0, wanted)):
         out = aligned_memory(x.size, x.dtype, shift).reshape(SHAPE)
         plan = op.plan(x, 3, out=out)
-        assert [v.store for v in plan.variants] == [store]
+        assert plan.variants == [variant]
         np.testing.assert_array_equal(plan.run(), want)
 
 
@@ -98,7 +100,7 @@ def test_tuning_changes_the_next_call(cpu: clrope.DeviceInfo, cache: Path, rng: 
     for width in (2, 4):
         winner = Variant(width=width)
         database.save(cpu, [TuningRecord(key, (VariantResult(winner, "ok", seconds=1e-3),), 1 << 16)])
-        assert launched() == winner.changed(prepared=True, angles="fused")
+        assert launched() == winner.changed(angles="fused")
     broken = tuple(VariantResult(v, "wrong") for v in {untuned, Variant(width=8)})
     database.save(cpu, [TuningRecord(key, (*broken, VariantResult(STRIDED, "slower", seconds=1e-3)), 1 << 16)])
     assert launched() not in (untuned, Variant(width=8), Variant(width=4))
@@ -114,7 +116,7 @@ def test_another_cache_is_another_tuning(
     database.save(
         cpu, [TuningRecord(TuningKey("f32", "neox", False, "small"), (VariantResult(Variant(width=2), "ok"),), 1 << 16)]
     )
-    assert op.plan(x, 3).variants == [Variant(width=2, prepared=True, angles="fused")]
+    assert op.plan(x, 3).variants == [Variant(width=2, angles="fused")]
     monkeypatch.setenv("CLROPE_CACHE_DIR", str(tmp_path / "other"))
     assert op.plan(x, 3).variants == untuned
 

@@ -152,11 +152,13 @@ static int waits_for_a_failed_one(U waits, W list)
 
 #define LIST U waits, W list, H *event
 
-/* With CLROPE_TEST_NOT_UNIFIED devices say that they have memory of their own, and no shared virtual memory. */
+/* With CLROPE_TEST_GPU devices say that they are GPUs with memory of their own, without shared virtual memory. */
 static I my_clGetDeviceInfo(H device, U name, Z size, void *value, Z *real)
 {
     I code = CALL(3, I, (H, U, Z, void *, Z *))(device, name, size, value, real);
-    if (!code && value && getenv("CLROPE_TEST_NOT_UNIFIED")) {
+    if (!code && value && getenv("CLROPE_TEST_GPU")) {
+        if (name == 0x1000) /* CL_DEVICE_TYPE */
+            *(B *)value = 4;
         if (name == 0x1035) /* CL_DEVICE_HOST_UNIFIED_MEMORY */
             *(U *)value = 0;
         if (name == 0x1053) /* CL_DEVICE_SVM_CAPABILITIES */

@@ -148,7 +148,7 @@ def tuning(device: clrope.DeviceInfo, rng: np.random.Generator, armed: Armed) ->
 
 
 #: What `tuning` tries: a kernel with tables, and one that computes the angles.
-TUNED = [Variant("rows", width=4), Variant("rows", width=4, prepared=True, angles="fused")]
+TUNED = [Variant("rows", width=4), Variant("rows", width=4, angles="fused")]
 
 
 def in_process(job: dict[str, Any], armed: Armed) -> child.ChildResult:

@@ -17,7 +17,7 @@ from clrope.call.runtime import queue_for
 from clrope.device.probe import BASIC, source
 from clrope.emulation import emulate_cos_sin, emulate_rope
 from clrope.errors import ConfigError
-from clrope.kernels import cos_sin, cos_sin_ggml, gather, rows, tiled
+from clrope.kernels import cos_sin, cos_sin_ggml, gather, rows
 from clrope.kernels.build import build
 from clrope.kernels.division import MOST_ROUNDS, within_rounds
 from clrope.kernels.launch import NO_BUFFER, Launch, LaunchSpec, LocalBytes
@@ -26,27 +26,24 @@ from clrope.kernels.variant import STRIDED, Variant, candidates
 from clrope.layout import DTYPES, Shape4, TensorView
 
 EXACT = AngleForm(exact=True)
-FUSED = Variant(width=4, prepared=True, angles="fused")
+FUSED = Variant(width=4, angles="fused")
 
 
 def problem(shape: Shape4 = (1, 5, 3, 64), mode: Any = "neox", dtype: str = "f32", **changes: Any) -> Problem:
     view = TensorView.dense(shape, dtype)
-    pairs = PairLayout.of_config(RopeConfig(mode, min(shape[3], 8192)), shape[3])
+    pairs = PairLayout.of_config(RopeConfig(mode, min(shape[3], 2048)), shape[3])
     return replace(Problem(shape, dtype, view.strides, view.strides, pairs, angles=EXACT), **changes)
 
 
 def parameters_of(spec: LaunchSpec) -> list[tuple[str, str]]:
     """(type, name) of the kernel's parameters, read from its text with the macros that its options select."""
     text = re.sub(r"//[^\n]*", "", spec.text).replace("\\\n", " ")
-    counting, fused = "-DCOUNTING" in spec.options, "-DFUSED" in spec.options
-    # The tiled kernel's text comes first in those files that hold two.
-    starts = [m.end() for m in re.finditer(rf"void ({spec.function}|KERNEL)\(", text)]
-    body = text[starts[0] if "-DTILED" in spec.options else starts[-1] :]
-    inside = body.partition(")")[0]
+    counting, fused = "-DCOUNTING" in spec.options, "-DFUSED=1" in spec.options
+    inside = text.partition(f"void {spec.function}(")[2].partition(")")[0]
     table = "POSITIONS, const int rows, __global const ulong *step, __global const long *step_low, "
-    table += "__global const uchar *axis, const REAL magnitude"
-    cached = "__global const REAL *cosine, __global const REAL *sine"
-    inside = inside.replace("TABLE_ARGUMENTS", table if fused else cached)
+    table += "__global const uchar *axis, const real magnitude"
+    cached = "__global const real *cosine, __global const real *sine"
+    inside = re.sub(r"\bANGLES\b", table if fused else cached, inside)
     inside = inside.replace("POSITIONS", "const long positions" if counting else "__global const long *positions")
     found = []
     for part in inside.split(","):
@@ -60,7 +57,8 @@ SPECS: dict[str, Any] = {
     "rows of two": lambda d: Variant().spec(problem(), d, problem((1, 5, 1, 64))),
     "rows fused": lambda d: FUSED.spec(problem(), d),
     "rows counting": lambda d: FUSED.spec(problem(angles=AngleForm(exact=True, counting=True)), d),
-    "tiled": lambda d: Variant("tiled").spec(problem(), d),
+    "lanes": lambda d: Variant("lanes").spec(problem(), d),
+    "lanes of two": lambda d: Variant("lanes", angles="cached").spec(problem(), d, problem((1, 5, 1, 64))),
     "strided": lambda d: STRIDED.spec(problem(), d),
     "cos_sin": lambda d: cos_sin.spec(32, 5, "f32", AngleForm(counting=True), d),
     "cos_sin of several axes": lambda d: cos_sin.spec(32, 5, "f32", AngleForm(one_axis=False), d),
@@ -74,7 +72,7 @@ def test_arguments_have_the_kernels_names_and_types(cpu: clrope.DeviceInfo, whic
     spec: LaunchSpec = SPECS[which](cpu)
     wanted = parameters_of(spec)
     assert [name for name, _ in spec.arguments] == [name for _, name in wanted]
-    types = {"const int": np.int32, "const long": np.int64, "const float": np.float32, "const REAL": np.float32}
+    types = {"const int": np.int32, "const long": np.int64, "const float": np.float32, "const real": np.float32}
     for (name, value), (kind, _) in zip(spec.arguments, wanted, strict=True):
         if kind.startswith("__local"):
             assert isinstance(value, LocalBytes), name
@@ -91,7 +89,7 @@ def test_what_is_bound(cpu: clrope.DeviceInfo) -> None:
     assert SPECS["rows"](cpu).bound_names == (*one, "cosine", "sine")
     assert SPECS["rows of two"](cpu).bound_names == (*one, *two, "cosine", "sine")
     assert SPECS["rows counting"](cpu).bound_names == (*one, *made)
-    assert SPECS["tiled"](cpu).bound_names == SPECS["strided"](cpu).bound_names == (*one, "cosine", "sine")
+    assert SPECS["strided"](cpu).bound_names == (*one, "cosine", "sine")
     assert SPECS["cos_sin"](cpu).bound_names == (made[0], *made[2:], "cosine", "sine")
     assert SPECS["cos_sin_ggml"](cpu).bound_names == (
         "positions", "exponent", "factor", "mix", "axis", "cosine", "sine",
@@ -107,22 +105,26 @@ def test_calls_alike_share_a_spec(cpu: clrope.DeviceInfo, which: str) -> None:
 
 def test_options_say_where_the_angles_come_from(cpu: clrope.DeviceInfo) -> None:
     counting = AngleForm(exact=True, counting=True)
-    assert {"-DFUSED", "-DCOUNTING", "-DONE_AXIS"} <= set(FUSED.spec(problem(angles=counting), cpu).options)
+    assert {"-DFUSED=1", "-DCOUNTING", "-DONE_AXIS"} <= set(FUSED.spec(problem(angles=counting), cpu).options)
+    assert "-DFUSED=0" in Variant().spec(problem(angles=counting), cpu).options
     assert "-DCOUNTING" not in Variant().spec(problem(angles=counting), cpu).options
     assert "-DWIDE_PHASE" in FUSED.spec(problem(dtype="f64"), cpu).options
     assert "-DWIDE_PHASE" not in FUSED.spec(problem(), cpu).options
     assert "-DONE_AXIS" not in FUSED.spec(problem(angles=replace(EXACT, one_axis=False)), cpu).options
     # The lower bits of the steps are needed for double, and leave no vectors.
-    assert cos_sin.spec(32, 5, "f64", AngleForm(), cpu).options == ("-DSTORAGE_F64", "-DONE_AXIS", "-DWIDE_PHASE")
+    assert cos_sin.spec(32, 5, "f64", AngleForm(), cpu).options == (
+        "-DW=1", "-DSTORAGE_F64", "-DBITS=ulong", "-DREAL_F64", "-DONE_AXIS", "-DWIDE_PHASE",
+    )  # fmt: skip
     known = replace(cpu, platform="Intel(R) OpenCL", kind="cpu")
-    assert cos_sin.spec(32, 5, "f32", AngleForm(), known).options[-2:] == ("-DW=8", "-DCLANG_VECTORS")
+    assert {"-DW=8", "-DCLANG_VECTORS"} <= set(cos_sin.spec(32, 5, "f32", AngleForm(), known).options)
     for pairs, form, device in (
         (36, AngleForm(), known),
         (32, AngleForm(wide=True), known),
         (32, AngleForm(), replace(known, platform="Something New")),
     ):
         other = cos_sin.spec(pairs, 5, "f32", form, device)
-        assert not any(option.startswith("-DW=") for option in other.options)
+        assert "-DW=1" in other.options
+        assert "-DCLANG_VECTORS" not in other.options
 
 
 @pytest.mark.parametrize("pairing", ["normal", "neox"])
@@ -135,7 +137,9 @@ def test_options_are_names_and_numbers(cpu: clrope.DeviceInfo, pairing: Any) -> 
                 given = problem(mode=pairing, dtype=dtype)
                 seen.update(variant.fit(given).spec(given, cpu).options)
     assert len(seen) > 20
-    assert not [o for o in seen if not re.fullmatch(r"-cl-std=CL[0-9.]+|-D[A-Z][A-Z0-9_]*(=[A-Z0-9_]+)?", o)]
+    types = "int|long|uchar|ushort|uint|ulong"
+    allowed = rf"-cl-std=CL[0-9.]+|-D[A-Z][A-Z0-9_]*(=([0-9]+|{types}))?"
+    assert not [o for o in seen if not re.fullmatch(allowed, o)]
     for damage in ({"width": "4 -cl-fast-relaxed-math"}, {"store": "plain -DX"}, {"width": 4.5}, {"kernel": "../x"}):
         with pytest.raises(ConfigError):
             Variant(**damage)  # type: ignore[arg-type]
@@ -267,22 +271,20 @@ def test_no_work_item_makes_more_rounds_than_the_probe_tries(cpu: clrope.DeviceI
         tokens, heads = (int(n) for n in 2 ** rng.integers(0, 14, 2))
         tried = candidates("cpu", dtype, "normal" if mode == "normal" else "neox")
         one = problem((1, tokens, heads, 2 * int(2 ** rng.integers(1, 19))), mode, dtype)
-        variant = [*tried, Variant(width=1), Variant("tiled", width=1)][rng.integers(len(tried) + 2)].fit(one)
+        variant = [*tried, Variant(width=2)][rng.integers(len(tried) + 1)].fit(one)
         spec = variant.spec(one, device)
         if variant.kernel == "strided":
             items = argument(spec, "slots_per_item")
             assert items <= MOST_ROUNDS // 2
             assert spec.global_size[0] * items >= argument(spec, "slots")
             continue
+        if variant.kernel != "rows":
+            continue
         per_item = argument(spec, "heads_per_item")
         assert spec.global_size[1] * per_item >= heads
-        if variant.kernel == "tiled":
-            head, token = tiled._rounds(one, variant.parameters, spec.local_size[0])  # type: ignore[index]
-            at_once = 1
-        else:
-            head, token = rows._rounds(one, variant.parameters)
-            at_once = argument(spec, "tokens_per_item")
-            assert spec.global_size[0] * at_once >= tokens
+        head, token = rows._rounds(one, variant.parameters)
+        at_once = argument(spec, "tokens_per_item")
+        assert spec.global_size[0] * at_once >= tokens
         rounds = at_once * (token + per_item * head)
         assert rounds <= MOST_ROUNDS
         capped += rounds + at_once * head > MOST_ROUNDS
@@ -307,8 +309,8 @@ def test_heads_and_tokens_within_the_rounds(rng: np.random.Generator) -> None:
 
 def test_a_head_of_too_many_rounds_is_rotated_by_strided(cpu: clrope.DeviceInfo) -> None:
     longest = problem((1, 1, 1, 1 << 18))
-    assert str(Variant(width=1).unsupported(longest)) == (
-        f"a head of 262144 elements takes 258074 rounds of loops, a work-item makes at most {MOST_ROUNDS}"
+    assert str(Variant(width=2).unsupported(longest)) == (
+        f"a head of 262144 elements takes 131618 rounds of loops, a work-item makes at most {MOST_ROUNDS}"
     )
-    assert Variant(width=1).fit(longest) == STRIDED
+    assert Variant(width=2).fit(longest) == STRIDED
     assert Variant(width=8).fit(longest) == Variant(width=8)

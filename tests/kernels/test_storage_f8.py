@@ -11,17 +11,17 @@ import pytest
 import clrope
 from clrope.call.runtime import queue_for
 from clrope.kernels.build import build
-from clrope.kernels.source import kernel_source, storage_option
+from clrope.kernels.source import kernel_source, storage_options
 from clrope.layout import DTYPES
 
 TEXT = """
-__kernel void widen(__global const ELEMENT *x, __global float *y) {
+__kernel void widened(__global const element *x, __global float *y) {
   const size_t k = get_global_id(0) * W;
-  VSTORE(W, float, LOAD(W, x + k), y + k);
+  VSTORE(reals, widen(VLOAD(elements, x + k)), y + k);
 }
-__kernel void narrow(__global const float *x, __global ELEMENT *y) {
+__kernel void narrowed(__global const float *x, __global element *y) {
   const size_t k = get_global_id(0) * W;
-  STORE(W, VLOAD(W, float, x + k), y + k);
+  VSTORE(elements, narrow(VLOAD(reals, x + k)), y + k);
 }
 """
 
@@ -50,8 +50,8 @@ def floats(rng: np.random.Generator, kind: np.dtype[Any]) -> np.ndarray[Any, Any
 def test_conversions(device: clrope.DeviceInfo, dtype: str, width: int, clang: bool, rng: np.random.Generator) -> None:
     if clang and device.kind != "cpu":
         pytest.skip("only CPU drivers are known to take clang's vectors")
-    source = kernel_source("arithmetic.clh") + kernel_source("storage.clh") + TEXT
-    options = [storage_option(dtype), f"-DW={width}", *(["-DCLANG_VECTORS"] if clang else [])]
+    source = kernel_source("types.clh") + kernel_source("storage.clh") + TEXT
+    options = [*storage_options(dtype, width), *(["-DCLANG_VECTORS"] if clang else [])]
     queue = queue_for(device)
     program = build(queue.context, device.cl_device, source, options)
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
@@ -66,13 +66,13 @@ def test_conversions(device: clrope.DeviceInfo, dtype: str, width: int, clang: b
     kind = DTYPES[dtype]
     every = np.arange(256, dtype=np.uint8).view(kind)
     want = every.astype(np.float32)
-    got = run("widen", every, np.zeros(256, np.float32))
+    got = run("widened", every, np.zeros(256, np.float32))
     same = (got.view(np.uint32) == want.view(np.uint32)) | (np.isnan(got) & np.isnan(want))
     assert same.all(), every[~same]
     x = floats(rng, kind)
     with np.errstate(all="ignore"):
         want = x.astype(kind)
-    got = run("narrow", x, np.zeros(x.size, kind))
+    got = run("narrowed", x, np.zeros(x.size, kind))
     same = got.view(np.uint8) == want.view(np.uint8)
     # Which NaN is left open.
     same |= np.isnan(got.astype(np.float32)) & np.isnan(want.astype(np.float32))

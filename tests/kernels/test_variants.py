@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 
 from clrope import ConfigError, RopeConfig
-from clrope.kernels import rows, tiled
+from clrope.kernels import rows, strided
+from clrope.kernels.kernel import Parameter
 from clrope.kernels.problem import AngleForm, Pairing, PairLayout, Problem
 from clrope.kernels.source import kernel_source
-from clrope.kernels.variant import KERNELS, STRIDED, Variant, candidates, parameter_table, program_files
+from clrope.kernels.variant import KERNELS, STRIDED, Variant, candidates, has_kernels, parameter_table
 from clrope.layout import DTYPES, Shape4, TensorView
 from clrope.select.defaults import safe_variant
 
 EXACT, FULL = AngleForm(exact=True), AngleForm(full_tables=True)
-FAST = Variant(width=8, access="clang", prepared=True, store="nontemporal")
+FAST = Variant(width=8, access="clang", store="nontemporal")
 
 
 def reasons(variant: Variant, problem: Problem) -> str:
@@ -46,12 +47,6 @@ def moved(at: Problem, elements: int) -> Problem:
     return replace(at, y_alignment=gcd(64, elements * at.itemsize))
 
 
-def apart(at: Problem) -> Problem:
-    """The same with room for two more heads behind each of the output."""
-    b, s, n, _ = at.y_strides
-    return replace(at, y_strides=(3 * b, 3 * s, 3 * n, 1))
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 def test_a_dense_tensor_takes_it_as_it_is(dtype: str, mode: Pairing) -> None:
@@ -66,13 +61,11 @@ def test_nontemporal_needs_every_vector_aligned() -> None:
         place(head_dim=160, n_dims=136, mode="normal", y_alignment=8),
     ):
         assert reasons(FAST, at) == "ALIGNMENT", at
-        assert FAST.fit(at) == FAST.changed(store="staged")
-        assert FAST.fit(apart(at)) == plain
+        assert FAST.fit(at) == plain
     # 16 of the 32 bytes: vectors as short as that.
     for at in (moved(place(), 4), place(y_alignment=16), place(head_dim=132), place(head_dim=160, n_offs=4)):
         assert reasons(FAST, at) == "ALIGNMENT", at
-        assert FAST.fit(at) == FAST.changed(store="staged")
-        assert FAST.fit(apart(at)) == FAST.changed(width=4)
+        assert FAST.fit(at) == FAST.changed(width=4)
     for at in (
         moved(place(), 8),
         place(y_alignment=32),
@@ -83,89 +76,118 @@ def test_nontemporal_needs_every_vector_aligned() -> None:
         assert not reasons(FAST, at), reasons(FAST, at)
 
 
-def test_heads_gather_where_they_lie_behind_each_other() -> None:
-    staged = FAST.changed(store="staged")
-    for at in (place(), moved(place(), 1), place(head_dim=132), place(n_dims=64), place("f16", "normal", 80, 20)):
-        assert not reasons(staged, at)
-    assert not reasons(staged, place(in_place=True))
-    for at in (apart(place()), place(n_dims=64, in_place=True), place("f64", head_dim=2048, n_dims=64)):
-        assert reasons(staged, at), at
-        assert staged.fit(at) == FAST, "they are aligned, so that each vector can be stored non-temporally"
-    one = apart(place())
-    one = replace(one, shape=(1, 4, 1, 128))
-    assert not reasons(staged, one), "a single head has nothing behind it"
-    # A decode step: each batch is one token with one head, all at the same position. They are launched as heads.
-    batches = replace(apart(one), shape=(5, 1, 1, 128), row_stride=0)
-    for gap in (0, 8, -256):
-        strides = (128 + gap, 128, 128 + gap, 1)
-        padded = replace(batches, x_strides=strides, y_strides=strides)
-        assert bool(reasons(staged, padded)) is bool(gap)
+def test_nontemporal_needs_vectors_that_processors_store_so() -> None:
+    short = FAST.changed(width=2)
+    assert reasons(short, place()) == "SHORT"
+    assert short.fit(place()) == short.changed(store="plain")
+    # Two of 8 or 16 bits are stored as one, but only by clang's vectors, or where two bfloat16 are in a lane.
+    for dtype, access, size in (
+        ("f64", "builtin", 16), ("f16", "clang", 8), ("f16", "builtin", 4), ("bf16", "builtin", 8),
+        ("f8e4m3", "clang", 4),
+    ):  # fmt: skip
+        variant = Variant(width=2, access=access, store="nontemporal")
+        assert rows.store_bytes(place(dtype), variant.parameters) == size, (dtype, access)
+        assert reasons(variant, place(dtype)) == ("" if size == 16 else "SHORT"), (dtype, access)
+    odd = moved(place("bf16"), 1)
+    assert rows.store_bytes(odd, Variant(width=8).parameters) == 16
+    assert rows.store_bytes(place("bf16"), Variant(width=8).parameters) == 32
 
 
 def test_the_rest_must_be_aligned_too_unless_it_is_not_copied() -> None:
-    # Four of 8 elements a round: pairs of neighbours end at element 20, where the copying of the rest begins.
     narrow = FAST.changed(width=4)
-    at = place(mode="normal", head_dim=80, n_dims=20, y_alignment=8)
+    # Pairs of neighbours end at element 22, where the copying of the rest begins.
+    at = place(mode="normal", head_dim=80, n_dims=22)
     assert reasons(narrow, at) == "ALIGNMENT"
+    assert not reasons(narrow, replace(at, in_place=True))
+    assert not reasons(narrow, place(mode="normal", head_dim=80, n_dims=20))
+    assert reasons(narrow, place(mode="normal", head_dim=80, n_dims=20, y_alignment=8)) == "ALIGNMENT"
     at = place(mode="normal", head_dim=78, n_dims=20)
     assert reasons(narrow, at) == "ALIGNMENT"
     assert not reasons(narrow, replace(at, in_place=True, shape=(1, 1, 1, 78), y_strides=(1, 1, 1, 1)))
 
 
-def test_what_is_less_than_a_round_is_left_to_shorter_vectors() -> None:
-    prepared = FAST.changed(store="plain")
-    for n_dims in (16, 20, 116, 120, 126):
-        assert not reasons(prepared, place(n_dims=n_dims))
+def test_pairs_that_are_left_over_need_no_shorter_vectors() -> None:
+    plain = FAST.changed(store="plain")
+    for n_dims in (32, 36, 116, 120, 126):
+        assert plain.fit(place(n_dims=n_dims)) == plain
     # The second half has to be aligned, too, for non-temporal stores.
-    for n_dims, near in ((120, FAST.changed(width=4)), (116, prepared)):
-        assert FAST.fit(place(n_dims=n_dims)) == FAST.changed(store="staged")
-        assert FAST.fit(apart(place(n_dims=n_dims))) == near, n_dims
+    for n_dims, near in ((120, FAST.changed(width=4)), (116, plain)):
+        assert FAST.fit(place(n_dims=n_dims)) == near, n_dims
 
 
-def test_prepared_gives_way() -> None:
-    tables = place(angles=FULL)
-    assert FAST.fit(tables) == FAST.changed(prepared=False)
-    # Neighbours are loaded two at a time without it: half the width keeps the vectors as long as they were.
-    assert FAST.fit(place(mode="normal", angles=FULL)) == FAST.changed(prepared=False, width=4)
-    wide = FAST.changed(width=16)
-    assert wide.fit(place(mode="normal", angles=FULL)) == FAST.changed(prepared=False, width=8)
-    assert FAST.fit(place(head_dim=4096, n_dims=4096)) == FAST.changed(prepared=False)
-    assert Variant(width=1, prepared=True).fit(place()) == Variant(width=1)
+def test_full_tables_and_long_heads() -> None:
+    for mode in ("normal", "neox"):
+        assert FAST.fit(place(mode=mode, angles=FULL)) == FAST
+    assert FAST.fit(place(head_dim=4096, n_dims=2048)) == FAST
+    longer = place(head_dim=4096, n_dims=2050)
+    assert reasons(FAST, longer) == "TOO_MANY_PAIRS"
+    assert FAST.fit(longer) == STRIDED
 
 
 def test_two_bfloat16_in_a_lane_need_even_places() -> None:
-    prepared = FAST.changed(store="plain")
+    def packed(at: Problem) -> bool:
+        options = rows.options(at, FAST.parameters)
+        assert ("-DPACKED=1" in options) != ("-DPACKED=0" in options)
+        return "-DPACKED=1" in options
+
     for at in (
         moved(place("bf16"), 1),
         place("bf16", x_alignment=2),
         place("bf16", n_dims=2 * 63),  # the second half at an odd element
         place("bf16", head_dim=129),
+        place("f16"),
     ):
-        assert not prepared.fit(at).prepared, at
-    assert not reasons(prepared, moved(place("bf16"), 2))
-    assert not reasons(prepared, moved(place("f16"), 1))
+        assert not packed(at), at
+    assert packed(place("bf16"))
+    assert packed(moved(place("bf16"), 2))
+    assert packed(place("bf16", "normal", n_dims=2 * 63))
 
 
 def test_widths_that_few_pairs_do_not_fill() -> None:
-    assert Variant(width=8).fit(place(n_dims=10)) == Variant(width=4)
-    assert Variant(width=8).fit(place(n_dims=2)) == Variant(width=1)
-    # A prepared vector of neighbours holds half as many pairs.
-    assert Variant(width=16, prepared=True).fit(place(mode="normal", n_dims=16)).width == 16
-    assert Variant(width=16, prepared=True).fit(place(mode="normal", n_dims=14)).width == 8
-    assert Variant(width=16, prepared=True).fit(place("bf16", mode="normal", n_dims=32)).width == 16
-    assert Variant(width=16, prepared=True).fit(place("bf16", mode="normal", n_dims=30)).width == 8
-    # Non-temporal stores write whole lines, two bfloat16 in a lane; else too few pairs for that are done one by one.
-    assert Variant(width=8, prepared=True).fit(place("bf16", n_dims=16)).width == 8
-    assert FAST.fit(apart(place("bf16", n_dims=16))).width == 4
+    # Two vectors of first elements and two of second ones are a round of neox pairs, two vectors one of neighbours.
+    wide = Variant(width=16)
+    for dtype in ("f32", "bf16"):
+        for mode, n_dims, width in (
+            ("neox", 64, 16), ("neox", 62, 8), ("neox", 32, 8), ("neox", 30, 4), ("neox", 10, 2), ("neox", 8, 2),
+            ("normal", 32, 16), ("normal", 30, 8), ("normal", 16, 8), ("normal", 14, 4), ("normal", 4, 2),
+        ):  # fmt: skip
+            at = place(dtype, mode, n_dims=n_dims)
+            assert wide.fit(at) == Variant(width=width), (dtype, mode, n_dims)
+            assert reasons(Variant(width=16), at) == ("" if width == 16 else "FEW_PAIRS")
+        assert wide.fit(place(dtype, "neox", n_dims=6)) == STRIDED
+        assert wide.fit(place(dtype, "normal", n_dims=2)) == STRIDED
+    # Vectors as short as that have no non-temporal stores.
+    assert FAST.fit(place(n_dims=8)) == FAST.changed(width=2, store="plain")
+
+
+def test_what_is_tried_in_its_place() -> None:
+    def tried(**parameters: object) -> list[dict[str, object]]:
+        return [dict(p) for p in rows.order({**FAST.parameters, **parameters})]
+
+    assert [(p["store"], p["width"]) for p in tried()] == [
+        ("nontemporal", 8), ("nontemporal", 4), ("nontemporal", 2), ("plain", 8), ("plain", 4), ("plain", 2)
+    ]  # fmt: skip
+    every = tried(angles="fused", nan="plain", prefetch=4096)
+    assert every[0] == {**FAST.parameters, "angles": "fused", "nan": "plain", "prefetch": 4096}
+    assert [(p["nan"], p["angles"]) for p in every[::6]] == [
+        ("plain", "fused"), ("plain", "cached"), ("any", "fused"), ("any", "cached")
+    ]  # fmt: skip
+    assert len(every) == 24
+    for p in every:
+        assert every.count(p) == 1
+        assert (p["prefetch"], p["access"]) == (4096, "clang")
+    assert tried(width=2, store="plain") == [{**FAST.parameters, "width": 2, "store": "plain"}]
+    assert list(strided.order({})) == [{}]
 
 
 def test_what_only_the_strided_kernel_can_do() -> None:
     reverse: Shape4 = (1024, 256, 128, -1)
+    assert reasons(FAST, place(x_strides=reverse)) == "LAST_AXIS"
     assert FAST.fit(place(x_strides=reverse)) == STRIDED
     assert FAST.fit(place(y_strides=reverse)) == STRIDED
     other = PairLayout(64, 0, 128, 2, 1, 1, 64)
+    assert reasons(FAST, place(pairs=other)) == "PAIRING"
     assert FAST.fit(place(pairs=other)) == STRIDED
-    assert Variant("tiled").fit(place(pairs=other)) == STRIDED
     assert not reasons(STRIDED, place(x_strides=reverse))
 
 
@@ -173,9 +195,11 @@ def test_angles_that_no_kernel_can_make_are_cached() -> None:
     fused = FAST.changed(angles="fused")
     assert not reasons(fused, place())
     assert fused.fit(place(angles=AngleForm())) == FAST
-    assert fused.fit(place(angles=FULL)) == FAST.changed(prepared=False)
-    # Vectors of 8 of 12 pairs of neighbours, two elements each, are whole rounds for the rotation, not for the angles.
-    assert fused.fit(place(n_dims=24, mode="normal")) == FAST
+    assert reasons(fused, place(angles=FULL)) == "TABLES"
+    assert fused.fit(place(angles=FULL)) == FAST
+    assert fused.fit(moved(place(angles=FULL), 1)) == FAST.changed(store="plain")
+    # Pairs that are left over are no obstacle.
+    assert fused.fit(place(n_dims=24, mode="normal")) == fused
 
 
 def test_tables_of_the_caller_may_hold_any_nan() -> None:
@@ -186,21 +210,13 @@ def test_tables_of_the_caller_may_hold_any_nan() -> None:
     assert plain.fit(place("f16", angles=callers)) == plain
 
 
-def test_tiles_need_room(rng: np.random.Generator) -> None:
-    some = Variant("tiled", width=8)
-    assert not reasons(some, place())
-    assert not reasons(some, place(angles=FULL))
-    assert reasons(some, place(head_dim=4096, n_dims=64)) == "TILE"
-    assert some.fit(place(head_dim=4096, n_dims=64)) == Variant(width=8)
-
-
 def test_a_message_has_its_numbers() -> None:
     unsupported = FAST.unsupported(place(y_alignment=16))
     assert unsupported is not None
     assert unsupported.reason is rows.RowsReason.ALIGNMENT
     assert unsupported.numbers == {"size": 32, "alignment": 16}
     assert str(unsupported) == "nontemporal: vectors of 32 bytes, the output is aligned to 16"
-    for reason in (*rows.RowsReason, *tiled.TiledReason):
+    for reason in rows.RowsReason:
         assert reason.value
 
 
@@ -225,14 +241,16 @@ def test_what_fit_returns_is_supported(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"width": 3}, "width: got 3, allowed are 1, 2, 4, 8, 16"),
-        ({"kernel": "cols"}, "kernel: got 'cols', allowed are strided, rows, tiled"),
+        ({"width": 3}, "width: got 3, allowed are 2, 4, 8, 16"),
+        ({"kernel": "cols"}, f"kernel: got 'cols', allowed are {', '.join(KERNELS)}"),
         ({"colour": 1}, "colour: not a parameter of kernel 'rows'"),
-        ({"prepared": 1}, "prepared: got 1, allowed are False, True"),
+        ({"width": 1}, "width: got 1, allowed are 2, 4, 8, 16"),
+        ({"width": 4.0}, "width: got 4.0"),
         ({"kernel": "strided", "width": 4}, "width: not a parameter of kernel 'strided', allowed are none"),
         ({"access": "native"}, "access: got 'native'"),
         ({"store": "both"}, "store: got 'both'"),
-        ({"heads_per_item": -1}, "heads_per_item: got -1"),
+        ({"prefetch": -1}, "prefetch: got -1, allowed are 0 to 1048576"),
+        ({"prefetch": True}, "prefetch: got True"),
     ],
 )
 def test_what_is_no_variant(changes: dict[str, object], message: str) -> None:
@@ -248,18 +266,17 @@ def test_candidates(kind: str, dtype: str, mode: Pairing) -> None:
     assert found[0] == STRIDED
     assert len(set(found)) == len(found)
     texts = {}
-    device: object = SimpleNamespace(kind=kind, compute_units=2)
+    device: object = SimpleNamespace(kind=kind, compute_units=2, group_multiple=32, max_work_group_size=256)
     for variant in found:
         assert not reasons(variant, place(dtype, mode)), f"{variant}: {variant.unsupported(place(dtype, mode))}"
         assert Variant.from_dict(variant.to_dict()) == variant
         spec = variant.spec(place(dtype, mode), device)  # type: ignore[arg-type]
-        assert spec.file in list(program_files(mode))
+        assert spec.file == variant.implementation.file
         assert spec.function in kernel_source(spec.file)
         assert all(option.startswith("-D") for option in spec.options)
         # No two of one compiled text but for how the work is divided.
-        text = (spec.file, spec.options, variant.parameters.get("heads_per_item"))
-        assert texts.setdefault(text, variant) == variant
-    safe = safe_variant(kind, dtype, mode)
+        assert texts.setdefault((spec.file, spec.options), variant.compiled) == variant.compiled
+    safe = safe_variant(kind, dtype)
     assert safe in found, "the safe one must be tried, so that its failure is known"
 
 
@@ -281,17 +298,26 @@ def test_parameters_say_what_they_are() -> None:
 
 
 def test_another_kernel() -> None:
-    assert Variant("tiled", width=8).of_kernel("rows", "width") == Variant(width=8)
     with pytest.raises(AttributeError, match="has no 'width'"):
         STRIDED.width  # noqa: B018
-    assert (STRIDED.angles, Variant(prepared=True, angles="fused").angles) == ("cached", "fused")
+    assert (STRIDED.angles, Variant(angles="fused").angles) == ("cached", "fused")
+
+
+def test_how_work_is_divided_makes_no_other_program() -> None:
+    slots = Parameter("slots", 0, "pairs of a work-item", compiled=False)
+    unroll = Parameter("unroll", 1, "pairs that the compiler unrolls", (1, 2))
+    mine = replace(strided.KERNEL, name="mine", parameters=(slots, unroll))
+    assert Variant(mine, slots=7).compiled == Variant(mine)
+    assert Variant(mine, slots=7, unroll=2).compiled == Variant(mine, unroll=2) != Variant(mine)
 
 
 def test_another_folder(tmp_path: Path) -> None:
-    for file in ("rotate_neox.cl", "rotate_strided.cl"):
-        (tmp_path / file).write_text("// another text\n")
-    device: object = SimpleNamespace(kind="cpu", compute_units=2)
-    for variant in (FAST, Variant("tiled"), STRIDED):
+    for kernel in KERNELS.values():
+        assert not has_kernels(tmp_path)
+        (tmp_path / kernel.file).write_text("// another text\n")
+    assert has_kernels(tmp_path)
+    device: object = SimpleNamespace(kind="cpu", compute_units=2, group_multiple=32, max_work_group_size=256)
+    for variant in (FAST, STRIDED):
         own, other = variant, variant.from_folder(tmp_path)
         assert own != other
         assert other.changed().folder == str(tmp_path)

@@ -180,8 +180,8 @@ def read(driver: Driver, reports: Sequence[dict[str, Any]]) -> list[Row]:
         row = Row(driver.name, version, label, "; ".join(map(str, driver.runs)))
         results = [r for report in reports for r in report["results"] if r["device"] == tested["name"]]
         count(row, driver, results, rows_of(device["platform"], version))
-        if driver.discrete and device["host_unified"]:
-            row.unexpected.append("the device says that it has the memory of the host")
+        if driver.told_gpu and (device["host_unified"] or device["kind"] != "gpu"):
+            row.unexpected.append("the device does not say that it is a GPU with memory of its own")
         rows.append(row)
     if rows:
         rows[0].unexpected += [f"bits differ: {case}" for report in reports for case in report["bits"]["differing"]]

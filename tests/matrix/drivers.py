@@ -57,7 +57,7 @@ class Driver:
     variables: the environment. absent: why the driver cannot be run here.
     packages:  of PyPI, installed into a folder of their own before.
     log:       whether the driver writes findings to a log (`{log}` in the variables), which has to stay empty.
-    discrete:  whether the devices have to say that they have memory of their own.
+    told_gpu:  whether the devices have to say that they are GPUs with memory of their own.
     crash:     how clrope reports the driver on CPUs that it does not know, where it crashes: an expected failure.
     patience:  seconds for a run. tries: of a driver that is known to hang; a run that hung is an expected failure.
     """
@@ -71,7 +71,7 @@ class Driver:
     runs: tuple[Run, ...] = (SHORT,)
     tests: tuple[str, ...] = ()
     log: bool = False
-    discrete: bool = False
+    told_gpu: bool = False
     patience: float = 600.0
     tries: int = 1
     crash: str = ""
@@ -160,12 +160,15 @@ def oclgrind(root: Path) -> Driver:
     )  # fmt: skip
 
 
-def not_unified(driver: Driver, layer: Path | None) -> Driver:
-    """Return the driver whose devices say that they have memory of their own: arrays of the host are then copied."""
-    made = replace(driver, name=f"{driver.name}, memory of its own", discrete=True)
+def gpu(driver: Driver, layer: Path | None) -> Driver:
+    """Return the driver whose devices say that they are GPUs with memory of their own.
+
+    The kernel for GPUs is their default, and arrays of the host are copied.
+    """
+    made = replace(driver, name=f"{driver.name}, told to be a GPU", device="gpu", told_gpu=True)
     if layer is None:
         return replace(made, absent=driver.absent or "no C compiler for the OpenCL layer")
-    return with_variables(made, OPENCL_LAYERS=str(layer), CLROPE_TEST_NOT_UNIFIED="1")
+    return with_variables(made, OPENCL_LAYERS=str(layer), CLROPE_TEST_GPU="1")
 
 
 def drivers(root: Path, chroot: Path | None, layer: Path | None, draw: Draw) -> Iterator[Driver]:
@@ -192,5 +195,5 @@ def drivers(root: Path, chroot: Path | None, layer: Path | None, draw: Draw) -> 
     yield oclgrind(root)
     # These find the programs of the same driver that were compiled above.
     yield two_devices(pocl)
-    yield not_unified(replace(intel, runs=(SHORT, both, ggml)), layer)
-    yield not_unified(replace(pocl, runs=(SHORT, both)), layer)
+    yield gpu(replace(intel, runs=(SHORT, both, ggml)), layer)
+    yield gpu(replace(pocl, runs=(SHORT, both)), layer)

@@ -97,9 +97,9 @@ def test_bits_that_differ_from_numpy_are_unexpected() -> None:
     assert row.unexpected == ["bits differ: seed: A: a 1, NumPy 2"]
 
 
-def test_a_discrete_device_must_say_so() -> None:
-    (row,) = read(Driver("a", "a", runs=(SEED,), discrete=True), [report(*results(A="ok"))])
-    assert row.unexpected == ["the device says that it has the memory of the host"]
+def test_a_device_that_is_told_to_be_a_gpu_must_say_so() -> None:
+    (row,) = read(Driver("a", "a", runs=(SEED,), told_gpu=True), [report(*results(A="ok"))])
+    assert row.unexpected == ["the device does not say that it is a GPU with memory of its own"]
 
 
 def test_bits_are_compared_between_drivers() -> None:

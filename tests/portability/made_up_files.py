@@ -78,8 +78,8 @@ def verification(failing=(), differing=(), worker=None):
 
 
 def variant(kernel="rows", outcome="slower", gbs=30.0, reason="", **parameters):
-    values = {"width": 8, "access": "clang", "store": "plain", "prepared": False, "heads_per_item": 0, "prefetch": 0,
-              "prefetch_kind": "levels", "nan": "any", "angles": "cached"} | parameters  # fmt: skip
+    values = {"width": 8, "access": "clang", "store": "plain", "prefetch": 0, "prefetch_kind": "levels",
+              "nan": "any", "angles": "cached"} | parameters  # fmt: skip
     return {"variant": {"kernel": kernel, **values}, "outcome": outcome, "reason": reason, "log": "",
             "seconds": None if gbs is None else 0.1 / gbs, "gbs": gbs}  # fmt: skip
 

@@ -29,8 +29,7 @@ from clrope.select.records import OUTCOMES, SIZES, OutcomeKind, TuningKey, Tunin
 from clrope.store import Snapshot
 
 KEY = TuningKey("f32", "neox", False, "large")
-FULL = AngleForm(full_tables=True)
-FAST, OTHER = Variant(width=2, prepared=True), Variant(width=2)
+FAST, OTHER = Variant(width=4, store="nontemporal"), Variant(width=4)
 
 
 def record(key: TuningKey = KEY, winner: Variant = FAST, **broken: Any) -> TuningRecord:
@@ -150,13 +149,13 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     ("file", "changes"),
-    [("rotate_neox.cl", True), ("storage.clh", True), ("rotate_strided.cl", True), ("rotate_normal.cl", False)],
+    [("rows.cl", True), ("strided.cl", True), ("storage.clh", True), ("angles.clh", True), ("cache_init.cl", False)],
 )
 def test_a_changed_kernel_is_unknown(
     cpu: clrope.DeviceInfo, cache: Path, kernels: Path, file: str, changes: bool
 ) -> None:
     database.save(cpu, [record()])
-    assert re.fullmatch("[0-9a-f]{16}", database.kernels_hash("neox"))
+    assert re.fullmatch("[0-9a-f]{16}", database.kernels_hash())
     assert database.known(cpu, "f32", "neox").winner(False, "large") == FAST
     with (kernels / file).open("a") as text:
         text.write("// changed\n")
@@ -189,7 +188,7 @@ DEEP: list[Any] = functools.reduce(lambda inner, _: [inner], range(800), [])
         lambda r: r.pop("results"),
         lambda r: r["results"][0].update(outcome="great"),
         lambda r: r["results"][0]["variant"].update(width=3),
-        lambda r: r["results"][0]["variant"].update(heads_per_item="2"),
+        lambda r: r["results"][0]["variant"].update(prefetch="2"),
         lambda r: r["results"][0]["variant"].pop("store"),
         lambda r: r["results"][0].update(seconds="fast"),
         lambda r: r["results"][0].update(seconds="1"),
@@ -199,7 +198,7 @@ DEEP: list[Any] = functools.reduce(lambda inner, _: [inner], range(800), [])
         lambda r: r.update(pairing="both"),
         lambda r: r.update(in_place=True),  # a record under another's key
         lambda r: r["results"][0]["variant"].update(prefetch=10**300),
-        lambda r: r["results"][0]["variant"].update(heads_per_item=10**30),
+        lambda r: r["results"][0]["variant"].update(prefetch=-1),
         lambda r: r["results"][0]["variant"].update(width=[8]),
         lambda r: r["results"][0].update(reason=DEEP),
         lambda r: r["results"][1].update(outcome=DEEP),
@@ -252,7 +251,8 @@ def test_a_deep_record_is_absent_for_a_deep_caller(cpu: clrope.DeviceInfo, cache
 @pytest.fixture
 def validator(cpu: clrope.DeviceInfo, cache: Path) -> Any:
     jsonschema = pytest.importorskip("jsonschema")
-    broken = {kind: Variant(width=w) for kind, w in zip(OUTCOMES[1:6], (1, 2, 4, 8, 16), strict=True)}
+    variants = [STRIDED, *(Variant(width=width) for width in (2, 4, 8, 16))]
+    broken = dict(zip(OUTCOMES[1:6], variants, strict=True))
     database.save(
         cpu, [record(**broken), TuningRecord(replace(KEY, in_place=True), (VariantResult(FAST, "crash"),), 4096)]
     )
@@ -272,7 +272,7 @@ def test_the_file_fits_its_schema(validator: Any, cache: Path) -> None:
         {"width": 3},
         {"width": "2"},
         {"prefetch": 1 << 21},
-        {"heads_per_item": 1 << 31},
+        {"prefetch": -1},
         {"kernel": "cols"},
         {"colour": 1},
     ):
@@ -416,7 +416,7 @@ def test_what_is_chosen(cpu: clrope.DeviceInfo, cache: Path) -> None:
     assert choose(cpu, place(in_place=True)) == default_for(cpu, replace(KEY, in_place=True))
     assert choose(cpu, place(tokens=2)) == default_for(cpu, replace(KEY, size="small"))
     # The winner where it does not fit becomes what does.
-    assert choose(cpu, replace(place(), angles=FULL)) == OTHER
+    assert choose(cpu, place(y_alignment=4)) == OTHER
 
 
 def test_angles_are_made_only_as_it_was_measured(cpu: clrope.DeviceInfo, cache: Path) -> None:
@@ -438,7 +438,7 @@ def test_angles_are_made_only_as_it_was_measured(cpu: clrope.DeviceInfo, cache: 
 
 
 def test_the_safe_variant_stands_in_for_a_default_that_failed(cpu: clrope.DeviceInfo, cache: Path) -> None:
-    default, safe = default_for(cpu, KEY).fit(place()), safe_variant(cpu.kind, "f32", "neox").fit(place())
+    default, safe = default_for(cpu, KEY).fit(place()), safe_variant(cpu.kind, "f32").fit(place())
     assert default.compiled != safe.compiled
     database.save(cpu, [TuningRecord(KEY, (VariantResult(default, "crash"),), 4096)])
     assert choose(cpu, place()) == safe
@@ -449,13 +449,14 @@ def test_the_safe_variant_stands_in_for_a_default_that_failed(cpu: clrope.Device
 @pytest.mark.parametrize("kind", ["build_error", "crash", "timeout", "wrong", "not_run"])
 def test_what_is_known_to_fail_is_not_chosen(cpu: clrope.DeviceInfo, cache: Path, kind: OutcomeKind) -> None:
     default = default_for(cpu, KEY)
-    safe = safe_variant(cpu.kind, "f32", "neox")
+    safe = safe_variant(cpu.kind, "f32")
     # Failed in place: not used out of place either; the winner degraded to it neither.
     elsewhere = replace(KEY, in_place=True, size="small")
     failed = {default, OTHER}
     database.save(cpu, [record(), TuningRecord(elsewhere, tuple(VariantResult(v, kind) for v in failed), 4096)])
     assert choose(cpu, place()) == FAST
-    assert choose(cpu, replace(place(), angles=FULL)).compiled not in failed  # FAST becomes OTHER there
+    assert FAST.fit(place(y_alignment=4)) == OTHER
+    assert choose(cpu, place(y_alignment=4)).compiled not in failed
     assert choose(cpu, place(tokens=2)).compiled not in failed
     failed |= {FAST, safe, default_for(cpu, elsewhere), default_for(cpu, replace(KEY, size="small"))}
     database.save(cpu, [TuningRecord(elsewhere, tuple(VariantResult(v, kind) for v in failed), 4096)])
@@ -485,13 +486,16 @@ def test_pairs_at_other_places_get_the_strided_variant(cpu: clrope.DeviceInfo, c
 
 def test_a_variant_without_a_choice_of_angles(cpu: clrope.DeviceInfo, cache: Path) -> None:
     part = place(pairs=PairLayout.of_config(clrope.RopeConfig("neox", 64), 128))
-    assert choose(replace(cpu, kind="gpu"), part) == STRIDED
+    assert choose(replace(cpu, kind="accelerator"), part) == STRIDED
 
 
 def test_how_work_is_divided_does_not_mend_a_variant(cpu: clrope.DeviceInfo, cache: Path) -> None:
-    safe = safe_variant(cpu.kind, "f32", "neox")
-    database.save(cpu, [record(winner=safe.changed(heads_per_item=4), crash=safe.changed(heads_per_item=2))])
-    assert choose(cpu, place()).compiled != safe
+    few, many = (Variant("lanes", heads_per_item=heads) for heads in (2, 4))
+    assert few.compiled == many.compiled
+    database.save(cpu, [record(winner=many)])
+    assert choose(cpu, place()) == many
+    database.save(cpu, [record(winner=many, crash=few)])
+    assert choose(cpu, place()).kernel != "lanes"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in OUTCOMES if kind != "ok"])
@@ -503,7 +507,7 @@ def test_only_what_is_right_and_timed_wins(kind: OutcomeKind) -> None:
 
 def test_the_first_of_equals_wins() -> None:
     def outcomes(*seconds: float | None) -> list[VariantResult]:
-        widths = (1, 2, 4, 8)
+        widths = (2, 4, 8, 16)
         return [
             VariantResult(Variant(width=w), "slower" if s else "crash", seconds=s)
             for w, s in zip(widths, seconds, strict=False)
@@ -560,7 +564,7 @@ def test_what_a_call_rotates_altogether_decides_its_size(cpu: clrope.DeviceInfo,
     op = clrope.Rope(clrope.RopeConfig("neox"), cpu)
     for given, want in (((q,), OTHER), ((k,), OTHER), ((q, k), FAST)):
         # Tables were finished when the variants were measured; in caches the kernel computes its angles.
-        assert op.plan(given, 0).variants == [want.changed(prepared=True, angles="fused")]
+        assert op.plan(given, 0).variants == [want.changed(angles="fused")]
 
 
 def test_a_time_that_is_not_to_be_believed_does_not_win() -> None:

@@ -36,8 +36,8 @@ PARAMETERS = (
     "const int heads, __global const float *x2, const long x2_offset, const long x2_batch, const long x2_token, "
     "const long x2_head, __global float *y2, const long y2_offset, const long y2_batch, const long y2_token, "
     "const long y2_head, const int heads2, __global const float *cosine, __global const float *sine, "
-    "const long row_stride, const int tokens, const int tokens_per_item, const int heads_per_item, const int pairs, "
-    "const int window, const int head_dim, const float direction, const int copy_rest"
+    "const long row_stride, const int tokens, const int tokens_per_item, const int heads_per_item, "
+    "const float direction"
 )
 #: The first element that a work-item has to write.
 PLACE = (
@@ -47,16 +47,16 @@ PLACE = (
 
 
 def text(body: str) -> str:
-    return f"__kernel void rope_rotate_neox({PARAMETERS}) {{ {body} }}\n"
+    return f"__kernel void rope_rotate_rows({PARAMETERS}) {{ {body} }}\n"
 
 
 GOOD = Variant(width=4)
-BEST = Variant(width=8, prepared=True)
+BEST = Variant(width=8, access="clang")
 BROKEN = {
-    Variant(width=1): ("build_error", text("no_such_thing();")),
-    Variant(width=2): ("not_run", text("")),
-    Variant(width=2, heads_per_item=2, prepared=True): ("wrong", text(f"{PLACE} = 1.0f;")),
-    Variant(width=4, prepared=True): ("crash", text(f"{PLACE} = *(volatile __global float *)((long)heads);")),
+    Variant(width=2): ("build_error", text("no_such_thing();")),
+    Variant(width=2, access="clang"): ("not_run", text("")),
+    Variant(width=2, prefetch=64): ("wrong", text(f"{PLACE} = 1.0f;")),
+    Variant(width=4, access="clang"): ("crash", text(f"{PLACE} = *(volatile __global float *)((long)heads);")),
 }
 ENDLESS = Variant(width=8)
 KEYS = [TuningKey("f32", "neox", in_place, size) for in_place in (False, True) for size in SIZES]
@@ -78,7 +78,7 @@ def assert_used(device: clrope.DeviceInfo, variant: Variant, rng: np.random.Gene
         for out in (None, x):
             plan = clrope.Rope(config, device).plan(x, 5, out=out)
             # In caches the kernel computes its angles.
-            assert plan.variants == [variant.changed(prepared=True, angles="fused")]
+            assert plan.variants == [variant.changed(angles="fused")]
             np.testing.assert_array_equal(plan.run(), want)
 
 
@@ -99,7 +99,7 @@ def test_broken_variants(device: clrope.DeviceInfo, cache: Path, rng: np.random.
             assert found[variant].outcome == kind, f"{variant}: {found[variant]}"
             assert found[variant].reason
             assert found[variant].seconds is None
-        assert found[Variant(width=1)].log.count("no_such_thing"), "the compiler's log is kept"
+        assert found[Variant(width=2)].log.count("no_such_thing"), "the compiler's log is kept"
         assert record.winner in (STRIDED, GOOD)
         assert record.checked_against == "emulation"
         assert record.seed == seed
@@ -109,7 +109,7 @@ def test_broken_variants(device: clrope.DeviceInfo, cache: Path, rng: np.random.
         assert record.ceiling_gbs > 0
     assert database.known(device, "f32", "neox").broken == {v.compiled for v in BROKEN}
     plan = clrope.Rope(RopeConfig("neox", 128), device).plan(np.zeros((3, 32, 128), np.float32), 0)
-    assert plan.variants[0] in (STRIDED, GOOD, GOOD.changed(prepared=True, angles="fused"))
+    assert plan.variants[0] in (STRIDED, GOOD, GOOD.changed(angles="fused"))
 
 
 @pytest.mark.one_in(3)

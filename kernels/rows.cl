@@ -1,0 +1,367 @@
+// Stage 2 by whole heads: a work-item rotates several heads of a token by vectors. For heads whose elements are
+// contiguous; the fastest kernel on CPUs. `rope_rotate_rows`, step by step, is at the end.
+//
+// x, y: tensors in storage type, each with the offset of its first element and its strides (in elements) of batch, token
+// and head. x2, y2: a second tensor with the same batches and tokens (k with q), with heads2 heads, 0 if there is none.
+// cosine, sine: real[rows][pairs], with FULL_TABLES real[rows][2 * pairs]: first the values for first elements of pairs,
+// then those for second ones. Batch b and token s use row b * row_stride + s. direction: 1, or -1 for the transpose.
+// Global size: (ceil(tokens / tokens_per_item), ceil((heads + heads2) / heads_per_item), batches).
+//
+// Options, all numbers:
+//   PAIRS, HEAD_DIM, WINDOW  the shape of a head; WINDOW: the first rotated element. PAIRS is at least ROUND.
+//   NEIGHBOURS  pairs are (2i, 2i + 1) ("normal"); otherwise (i, i + PAIRS) ("neox")
+//   COPY_REST   elements outside the window are copied (not if y is x)
+//   FUSED       a work-item computes cos and sin of its tokens itself (angles.clh); otherwise they come from tables
+//   PACKED      bf16 at even places: a lane of 32 bits holds two
+//   NONTEMPORAL stores do not go through the cache; outputs are aligned to a whole vector
+//   PREFETCH    memory is prefetched about so many bytes, but whole heads, ahead; 0: not. PREFETCH_NTA: into the first
+//               level only, for processors that fill it without delay
+#include "types.clh"
+#include "storage.clh"
+#include "angles.clh"
+
+// Loops are unrolled, and min and max avoided in them: some drivers call those.
+#define UNROLL __attribute__((opencl_unroll_hint(8)))
+
+enum {
+  ROUND = NEIGHBOURS ? W : 2 * W,   // pairs that are rotated at once: vectors of 2 * W elements
+  ROUNDED = PAIRS / ROUND * ROUND,  // pairs of whole rounds
+  LEFT = PAIRS - ROUNDED,           // the others; then the last ROUND pairs are a round, too, which overlaps
+  SLOTS = ROUNDED + (LEFT ? ROUND : 0),
+  SECOND = FULL_TABLES ? PAIRS : 0, // where tables have the values for second elements
+  REST = HEAD_DIM - 2 * PAIRS,
+  WINDOWS_ONLY = (REST > 0) & (COPY_REST == 0),
+  LINE = 64 / sizeof(element),
+  // Line by line between the loads, because the buffers that fill the first level are few and non-temporal stores need
+  // them, too; otherwise a head's lines all together.
+  INTERLEAVED = (LEFT == 0) & (NONTEMPORAL | (PREFETCH_NTA & (REST == 0))),
+};
+
+// What one store takes: a vector, or, with JOINED (elements twice as long), two of them.
+#ifdef JOINED
+typedef OF(JOINED) stored;
+#define STORED JOINED
+#else
+typedef elements stored;
+#define STORED element
+#endif
+typedef stored stored_unaligned __attribute__((aligned(sizeof(element))));
+
+inline void put(const stored v, __global element *p, const int streamed) {
+#if NONTEMPORAL
+  if (streamed) {
+    __builtin_nontemporal_store(v, (__global stored *)p);
+    return;
+  }
+#endif
+  VSTORE(stored, v, (__global STORED *)p);
+}
+
+// 2 * W elements in two vectors: one half after the other, or, PACKED, even and odd ones.
+typedef struct {
+  reals a, b;
+} pair_of_vectors;
+
+#if PACKED
+// A bfloat16 in the lower half of a lane becomes a float by a shift, one in the upper half by a mask.
+inline pair_of_vectors load(__global const element *p) {
+  const uints v = VLOAD(uints, (__global const uint *)p);
+  return (pair_of_vectors){AS(float, v << 16), AS(float, v & 0xffff0000u)};
+}
+#if defined(CLANG_VECTORS) && W > 2
+// Rounded together as lanes of 16 bits, the bits that stay and those that go: up if those that go are more than half of
+// the last place that stays, or half of it where that is odd; a one put under them there makes half more than half.
+typedef ushort shorts __attribute__((ext_vector_type(2 * W)));
+typedef union {
+  uints words;
+  shorts halves;
+} lanes;
+inline shorts without_nan(const reals v) {
+  lanes l;
+  l.words = KEEP_NAN(v != v, AS(uint, v), (AS(uint, v) | 0x400000u) & 0xffff0000u);
+  return l.halves;
+}
+// Indices into both vectors, of every second lane from k on in turn.
+#define OF_BOTH(k) (k), 2 * W + (k)
+#define EVERY_SECOND_4(k) OF_BOTH(k), OF_BOTH(k + 2), OF_BOTH(k + 4), OF_BOTH(k + 6)
+#define EVERY_SECOND_8(k) EVERY_SECOND_4(k), EVERY_SECOND_4(k + 8)
+#define EVERY_SECOND_16(k) EVERY_SECOND_8(k), EVERY_SECOND_8(k + 16)
+inline uints pack(const reals even, const reals odd) {
+  const shorts a = without_nan(even), b = without_nan(odd);
+  const shorts stays = __builtin_shufflevector(a, b, PASTE(EVERY_SECOND_, W)(1));
+  const shorts goes = __builtin_shufflevector(a, b, PASTE(EVERY_SECOND_, W)(0));
+  lanes l;
+  l.halves = (goes | (stays & (ushort)1)) > (ushort)0x8000 ? stays + (ushort)1 : stays;
+  return l.words;
+}
+#else
+inline uints rounded(const reals v) {
+  const uints w = AS(uint, v);
+  return KEEP_NAN(v != v, w + (((w >> 16) & 1u) + 0x7fffu), w | 0x400000u);
+}
+inline uints pack(const reals even, const reals odd) { return (rounded(even) >> 16) | (rounded(odd) & 0xffff0000u); }
+#endif
+inline void store(const pair_of_vectors v, __global element *p, const int streamed) {
+  put(pack(v.a, v.b), p, streamed);
+}
+#else
+inline pair_of_vectors load(__global const element *p) {
+  return (pair_of_vectors){widen(VLOAD(elements, p)), widen(VLOAD(elements, p + W))};
+}
+inline void store(const pair_of_vectors v, __global element *p, const int streamed) {
+#ifdef JOINED
+  union {
+    elements each[2];
+    stored both;
+  } u;
+  u.each[0] = narrow(v.a);
+  u.each[1] = narrow(v.b);
+  put(u.both, p, streamed);
+#else
+  put(narrow(v.a), p, streamed);
+  put(narrow(v.b), p + W, streamed);
+#endif
+}
+#endif
+
+// The first pair of a round: the one for what is left of whole rounds begins earlier.
+inline int first_pair(const int slot) { return slot < ROUNDED ? slot : PAIRS - ROUND; }
+
+// Cos and sin of a token, once for all heads, in the order in which rounds need them. A compiler may keep private memory
+// in registers; global memory it has to read again after each store. [0] is for first elements of pairs, [1] for second.
+typedef struct {
+  reals c[2][2 * SLOTS / W], s[2][2 * SLOTS / W];
+} turns;
+
+// Rounds of neox: the values of 2 * W pairs, those of even and odd ones apart if elements are.
+inline void arrange_halves(turns *t, const token_angles *from, const int side, const int i, const int k) {
+  const turn v = cos_sin(from, i), w = cos_sin(from, i + W);
+  t->c[side][k] = v.c, t->c[side][k + 1] = w.c;
+  t->s[side][k] = v.s, t->s[side][k + 1] = w.s;
+  if (PACKED) {
+    t->c[side][k].lo = v.c.even, t->c[side][k].hi = w.c.even, t->c[side][k + 1].lo = v.c.odd, t->c[side][k + 1].hi = w.c.odd;
+    t->s[side][k].lo = v.s.even, t->s[side][k].hi = w.s.even, t->s[side][k + 1].lo = v.s.odd, t->s[side][k + 1].hi = w.s.odd;
+  }
+}
+
+// Rounds of neighbours that are not packed. Of a vector v of first and second elements in turn, v * (c, c, ...) +
+// swapped v * (-s, s, ...) is the result: one exchange of neighbours instead of a split into halves and back. Negation
+// is exact, so the bits are the same.
+inline void arrange_neighbours(turns *t, const turn v, const turn w, const int k) {
+  t->c[0][k].even = v.c.lo, t->c[0][k].odd = w.c.lo, t->c[0][k + 1].even = v.c.hi, t->c[0][k + 1].odd = w.c.hi;
+  t->s[0][k].even = -v.s.lo, t->s[0][k].odd = w.s.lo, t->s[0][k + 1].even = -v.s.hi, t->s[0][k + 1].odd = w.s.hi;
+}
+
+inline void arrange(turns *t, const token_angles *from, const int slot) {
+  const int i = first_pair(slot), k = slot / W;
+  if (!NEIGHBOURS) {
+    arrange_halves(t, from, 0, i, k);
+    if (FULL_TABLES)
+      arrange_halves(t, from, 1, PAIRS + i, k);
+    return;
+  }
+  const turn v = cos_sin(from, i), w = FULL_TABLES ? cos_sin(from, PAIRS + i) : v;
+  if (PACKED) {
+    t->c[0][k] = v.c, t->s[0][k] = v.s;
+    t->c[1][k] = w.c, t->s[1][k] = w.s;
+  } else {
+    arrange_neighbours(t, v, w, 2 * k);
+  }
+}
+
+#define SWAP_2 s10
+#define SWAP_4 s1032
+#define SWAP_8 s10325476
+#define SWAP_16 s1032547698badcfe
+inline reals swapped(const reals v) { return v.PASTE(SWAP_, W); }
+
+// A round: the first elements of 2 * W pairs and the second ones, or W pairs of neighbours (in `first`).
+typedef struct {
+  pair_of_vectors first, second;
+} round_of_pairs;
+
+inline round_of_pairs rotate(__global const element *x, const turns *t, const int slot) {
+  const int i = first_pair(slot), k = slot / W, side = FULL_TABLES;
+  round_of_pairs r;
+  if (!NEIGHBOURS) {
+    const pair_of_vectors v = load(x + i), w = load(x + PAIRS + i);
+    r.first.a = v.a * t->c[0][k] - w.a * t->s[0][k];
+    r.first.b = v.b * t->c[0][k + 1] - w.b * t->s[0][k + 1];
+    r.second.a = v.a * t->s[side][k] + w.a * t->c[side][k];
+    r.second.b = v.b * t->s[side][k + 1] + w.b * t->c[side][k + 1];
+    return r;
+  }
+  const pair_of_vectors v = load(x + 2 * i);
+  if (PACKED) {
+    r.first.a = v.a * t->c[0][k] - v.b * t->s[0][k];
+    r.first.b = v.a * t->s[side][k] + v.b * t->c[side][k];
+  } else {
+    r.first.a = v.a * t->c[0][2 * k] + swapped(v.a) * t->s[0][2 * k];
+    r.first.b = v.b * t->c[0][2 * k + 1] + swapped(v.b) * t->s[0][2 * k + 1];
+  }
+  return r;
+}
+
+inline void keep(__global element *y, const round_of_pairs r, const int slot, const int streamed) {
+  const int i = first_pair(slot);
+  store(r.first, y + (NEIGHBOURS ? 2 * i : i), streamed);
+  if (!NEIGHBOURS)
+    store(r.second, y + PAIRS + i, streamed);
+}
+
+// How many elements ahead of a head memory is prefetched: into the second level, and from there into the first. In two
+// steps, because the buffers that fill the first level are few.
+typedef struct {
+  long far, near;
+} distances;
+
+inline long whole_heads(const long bytes, const long step) {
+  const long size = step * (long)sizeof(element);
+  return size <= 0 ? 0 : (bytes < size ? 1 : bytes / size) * step;
+}
+inline distances whole_heads_ahead(const long step) {
+  // Where only windows are read, the processor itself hardly prefetches, and a distance holds fewer lines.
+  const long bytes = WINDOWS_ONLY ? (PREFETCH_NTA ? 2 : 3) * PREFETCH : PREFETCH;
+  return (distances){PREFETCH ? whole_heads(bytes, step) : 0, PREFETCH ? whole_heads(bytes / 2, step) : 0};
+}
+
+#if PREFETCH
+#define FETCH(p, write, level) __builtin_prefetch((const void *)(size_t)(p), write, level)
+#else
+#define FETCH(p, write, level)
+#endif
+inline void prefetch_line(__global const element *p, const distances ahead) {
+  if (PREFETCH_NTA) {
+    FETCH(p + ahead.far, 0, 0);
+  } else {
+    FETCH(p + ahead.far, 0, 2);
+    FETCH(p + ahead.near, WINDOWS_ONLY, 3);
+  }
+}
+inline void prefetch_lines(__global const element *p, const int length, const distances ahead) {
+  UNROLL for (int k = 0; k < (PREFETCH ? length : 0); k += LINE)
+    prefetch_line(p + k, ahead);
+  if (WINDOWS_ONLY) // a window may end in a line that no multiple of 64 bytes is in
+    prefetch_line(p + length - 1, ahead);
+}
+// While a token's angles are computed no head asks for memory, so this does, a part with each round: what has come into
+// the second level goes on into the first, or, with non-temporal stores, what comes after it comes into the second.
+inline void prefetch_meanwhile(__global const element *head, const int slot) {
+  const int lines = (PREFETCH / 128 + SLOTS / ROUND - 1) / (SLOTS / ROUND), first = slot / ROUND * lines;
+  __global const element *p = head + (PREFETCH_NTA + NONTEMPORAL > 0 ? PREFETCH : PREFETCH / 2) / (int)sizeof(element);
+  UNROLL for (int k = first; k < first + lines; ++k) {
+    if (PREFETCH_NTA)
+      FETCH(p + k * LINE, 0, 0);
+    else if (NONTEMPORAL)
+      FETCH(p + k * LINE, 0, 2);
+    else
+      FETCH(p + k * LINE, 0, 3);
+  }
+}
+
+// Copies bits, so that NaN payloads and subnormals pass untouched: by lines where any place will do.
+#if defined(CLANG_VECTORS) && !NONTEMPORAL
+typedef uint16 copied;
+#else
+typedef stored copied;
+#endif
+typedef copied copied_unaligned __attribute__((aligned(sizeof(element))));
+inline void copy_elements(__global const element *x, __global element *y, const int first, const int last) {
+  const int many = sizeof(copied) / sizeof(element);
+  int k = first;
+#ifdef CLANG_VECTORS
+  for (; k + many <= last; k += many) {
+#if NONTEMPORAL
+    __builtin_nontemporal_store(*(__global const copied_unaligned *)(x + k), (__global copied *)(y + k));
+#else
+    *(__global copied_unaligned *)(y + k) = *(__global const copied_unaligned *)(x + k);
+#endif
+  }
+#endif
+  for (; k + W <= last; k += W)
+    VSTORE(elements, VLOAD(elements, x + k), y + k);
+  for (; k < last; ++k)
+    y[k] = x[k];
+}
+
+inline void rotate_head(__global const element *x, __global element *y, const turns *t, const distances ahead) {
+  __global const element *from = x + WINDOW;
+  __global element *to = y + WINDOW;
+  if (!INTERLEAVED)
+    prefetch_lines(from, 2 * PAIRS, ahead);
+  round_of_pairs left;
+  if (LEFT) // before anything is stored, which may be in the same place
+    left = rotate(from, t, ROUNDED);
+  UNROLL for (int slot = 0; slot < ROUNDED; slot += ROUND) {
+    if (INTERLEAVED)
+      UNROLL for (int k = 2 * slot; k < 2 * (slot + ROUND); k += LINE < 2 * ROUND ? LINE : 2 * ROUND)
+        if (k % LINE == 0)
+          prefetch_line(from + k, ahead);
+    keep(to, rotate(from, t, slot), slot, 1);
+  }
+  if (LEFT)
+    keep(to, left, ROUNDED, 0);
+  if (COPY_REST) {
+    prefetch_lines(x, WINDOW, ahead);
+    prefetch_lines(from + 2 * PAIRS, REST - WINDOW, ahead);
+    copy_elements(x, y, 0, WINDOW);
+    copy_elements(x, y, WINDOW + 2 * PAIRS, HEAD_DIM);
+  }
+}
+
+__kernel void rope_rotate_rows(__global const element *x, const long x_offset, const long x_batch, const long x_token,
+                               const long x_head, __global element *y, const long y_offset, const long y_batch,
+                               const long y_token, const long y_head, const int heads, __global const element *x2,
+                               const long x2_offset, const long x2_batch, const long x2_token, const long x2_head,
+                               __global element *y2, const long y2_offset, const long y2_batch, const long y2_token,
+                               const long y2_head, const int heads2, ANGLES, const long row_stride, const int tokens,
+                               const int tokens_per_item, const int heads_per_item, const real direction) {
+  // 1. Which tokens and heads this work-item rotates, and where each tensor's batch begins.
+  const long batch = (long)get_global_id(2);
+  const int first_token = (int)get_global_id(0) * tokens_per_item;
+  const int last_token = min(first_token + tokens_per_item, tokens);
+  const int first = (int)get_global_id(1) * heads_per_item;
+  const int last = min(first + heads_per_item, heads + heads2);
+  x += x_offset + batch * x_batch;
+  y += y_offset + batch * y_batch;
+  x2 += x2_offset + batch * x2_batch;
+  y2 += y2_offset + batch * y2_batch;
+
+  for (int token = first_token; token < last_token; ++token) {
+    // 2. The token's cos and sin.
+    const size_t row = (size_t)(batch * row_stride + token);
+    __global const element *from = x + token * x_token + first * x_head;
+    const token_angles source = ANGLES_OF(row, PAIRS + SECOND);
+    turns t;
+    UNROLL for (int slot = 0; slot < SLOTS; slot += ROUND) {
+      if (FUSED & (WINDOWS_ONLY == 0) & (x_head == HEAD_DIM))
+        prefetch_meanwhile(from, slot);
+      arrange(&t, &source, slot);
+    }
+#if !FUSED
+    // Those of the next token are read at once, so that all its heads would wait for them.
+    UNROLL for (int i = 0; i < PAIRS; i += 64 / (int)sizeof(real)) {
+      FETCH(source.cosine + PAIRS + SECOND + i, 0, 3);
+      FETCH(source.sine + PAIRS + SECOND + i, 0, 3);
+    }
+#endif
+
+    // 3. The heads: first what this work-item has of the first tensor's, then of the second's.
+    int head = first, stop = last < heads ? last : heads;
+    long x_step = x_head, y_step = y_head;
+    distances ahead = whole_heads_ahead(x_head);
+    __global element *to = y + token * y_token + first * y_head;
+    for (int tensor = 0; tensor < 2; ++tensor) {
+      for (; head < stop; ++head, from += x_step, to += y_step)
+        rotate_head(from, to, &t, ahead);
+      if (last <= heads)
+        break;
+      head = (first < heads ? heads : first) - heads;
+      stop = last - heads;
+      x_step = x2_head, y_step = y2_head;
+      ahead = whole_heads_ahead(x2_head);
+      from = x2 + token * x2_token + head * x_step;
+      to = y2 + token * y2_token + head * y_step;
+    }
+  }
+}
