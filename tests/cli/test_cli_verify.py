@@ -146,13 +146,13 @@ def test_verify_ends_with_2_for_a_device_that_cannot_be_used(call: Call, device:
     [
         # Rotated the other way.
         (
-            "phase.clh",
+            "angles.clh",
             "*sine = (quadrant & 2) != 0 ? -sn : sn;",
             "*sine = (quadrant & 2) != 0 ? sn : -sn;",
             ": FAIL, NMSE 1.",
         ),
         # A coefficient with a digit less: right by its error, but not in its bits.
-        ("phase.clh", "-19.739208f", "-19.73921f", "FAIL: 4 cases differ in their bits"),
+        ("angles.clh", "-19.739208f", "-19.73921f", "FAIL: 4 cases differ in their bits"),
         # It does not build.
         ("storage.clh", "//", "no OpenCL C //", "kernel build failed on "),
     ],
