@@ -139,8 +139,10 @@ inline void arrange_halves(turns *t, const token_angles *from, const int side, c
   t->c[side][k] = v.c, t->c[side][k + 1] = w.c;
   t->s[side][k] = v.s, t->s[side][k + 1] = w.s;
   if (PACKED) {
-    t->c[side][k].lo = v.c.even, t->c[side][k].hi = w.c.even, t->c[side][k + 1].lo = v.c.odd, t->c[side][k + 1].hi = w.c.odd;
-    t->s[side][k].lo = v.s.even, t->s[side][k].hi = w.s.even, t->s[side][k + 1].lo = v.s.odd, t->s[side][k + 1].hi = w.s.odd;
+    t->c[side][k].lo = v.c.even, t->c[side][k].hi = w.c.even;
+    t->c[side][k + 1].lo = v.c.odd, t->c[side][k + 1].hi = w.c.odd;
+    t->s[side][k].lo = v.s.even, t->s[side][k].hi = w.s.even;
+    t->s[side][k + 1].lo = v.s.odd, t->s[side][k + 1].hi = w.s.odd;
   }
 }
 
