@@ -106,7 +106,11 @@ def rotate(
         if found is not None:
             signed, inputs, given, memories, state = found
             call = state.runtime.calls.get(signed)
-            if call is not None and not (call.may_overlap and call.overlap(memories)):
+            if (
+                call is not None
+                and not (n_dims is None and _may_be_doubled(inputs[0], cos, layout))
+                and not (call.may_overlap and call.overlap(memories))
+            ):
                 value = _OWN_ROWS
                 if positions is not None:
                     value = call.source.positions(positions, call.batch, call.seq).value
@@ -185,8 +189,6 @@ def _signed(
     key, given, memories, on_host = found
     if any(hasattr(memory, "base_data") is on_host for _, memory in tables):
         return None
-    if options.n_dims is None and _may_be_doubled(inputs[0], cos, options.layout):
-        return None
     memories += [memory for _, memory in tables]
     state = op.target_of_memories(memories, on_host)
     key += (tables[0][0], tables[1][0], *options, several, database.generation(), form, state)
@@ -194,9 +196,9 @@ def _signed(
 
 
 def _may_be_doubled(x: Any, cos: Any, layout: str) -> bool:
-    """Whether tables of a column per pair have to be looked at: by their last row, which mostly tells."""
-    columns = cos.shape[-1] if len(cos.shape) else 0
-    head_dim = x.shape[layout.lower().find("d") - len(layout)] if len(x.shape) in (3, 4) else 0
+    """Whether tables of a prepared call need `_refuse_doubled`: their last row mostly tells."""
+    columns = cos.shape[-1]
+    head_dim = x.shape[layout.lower().find("d") - len(layout)]
     if hasattr(cos, "base_data") or columns == head_dim or columns % 2 or 0 in cos.shape:
         return False
     row = cos[(-1,) * (len(cos.shape) - 1)]
