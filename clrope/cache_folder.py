@@ -61,23 +61,14 @@ def _wanted_dir() -> Path:
 
 def user_cache_dir(program: str) -> Path:
     """Return the user's cache directory of a program; a temporary one where the home directory is unknown."""
-    return _known_cache_dir(program) or _temporary_instead(program)
-
-
-def knows_home() -> bool:
-    """Whether the user's home directory is known: not in some containers."""
-    return _known_cache_dir("clrope") is not None
-
-
-def _known_cache_dir(program: str) -> Path | None:
     import platformdirs  # here, because importing this package must stay cheap
 
     try:
         path = Path(platformdirs.user_cache_dir(program, appauthor=False))
     except (RuntimeError, KeyError):
-        return None
+        return _temporary_instead(program)
     # Older platformdirs return one relative to the current directory, which may be anybody's.
-    return path if path.is_absolute() else None
+    return path if path.is_absolute() else _temporary_instead(program)
 
 
 def _temporary_instead(program: str) -> Path:

@@ -48,14 +48,6 @@ class Parameter:
         if not fits:
             raise ConfigError(f"{self.name}: got {shown(value)}, allowed are {self.allowed}")
 
-    @property
-    def schema(self) -> dict[str, Any]:
-        """The JSON schema of a value."""
-        allowed: dict[str, Any] = {"enum": [*self.values]} if self.values is not None else {
-            "type": "integer", "minimum": 0, "maximum": self.most
-        }  # fmt: skip
-        return {**allowed, "description": self.help}
-
 
 @dataclass(frozen=True)
 class Unsupported:
@@ -106,13 +98,3 @@ class Kernel:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.maker or cast("tuple[Any, ...]", super().__reduce__())
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """The JSON schema of a variant of this kernel, as `Variant.to_dict` writes it."""
-        return {
-            "type": "object",
-            "required": ["kernel", *(p.name for p in self.parameters)],
-            "additionalProperties": False,
-            "properties": {"kernel": {"const": self.name}, **{p.name: p.schema for p in self.parameters}},
-        }

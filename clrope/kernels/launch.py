@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..cache_folder import knows_home, warn_once
-from ..errors import RopeError, ShapeError
+from ..errors import ShapeError
 from .source import kernel_source
 
 if TYPE_CHECKING:
@@ -98,49 +96,6 @@ class LaunchSpec:
         return kernel_source(self.file) if self.source is None else self.source
 
 
-class _InvokersInMemory:
-    """Takes the place of PyOpenCL's database of how kernels are called. Without any, it would write code each time."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, Any] = {}
-
-    def __getitem__(self, key: object) -> Any:
-        return self._known[repr(key)]
-
-    def store_if_not_present(self, key: object, value: object) -> None:
-        self._known.setdefault(repr(key), value)
-
-
-def make_kernel(program: pyopencl.Program, name: str) -> pyopencl.Kernel:
-    """Return a new kernel object.
-
-    PyOpenCL looks in a database of the user's for how to call it. One that cannot be used counts as empty, with one
-    warning, for the rest of the process.
-    """
-    import pyopencl as cl
-
-    try:
-        if not (getattr(cl, "_PYOPENCL_NO_CACHE", True) or "pyopencl.invoker" in sys.modules or knows_home()):
-            raise RopeError("the home directory is unknown")  # it might read one in the current directory
-        return cl.Kernel(program, name)
-    except (cl.Error, MemoryError):
-        raise
-    except Exception as error:  # of the file system, of SQLite, of unpickling
-        if getattr(cl, "_PYOPENCL_NO_CACHE", True):
-            raise
-        cl._PYOPENCL_NO_CACHE = True  # so that the import makes no database
-        try:
-            from pyopencl import invoker
-        finally:
-            cl._PYOPENCL_NO_CACHE = False
-        if isinstance(getattr(invoker, "invoker_cache", None), _InvokersInMemory):
-            raise
-        invoker.invoker_cache = _InvokersInMemory()  # type: ignore[assignment]
-        reason = getattr(error, "strerror", None) or error
-        warn_once(f"PyOpenCL's cache of the user cannot be used and counts as empty: {reason}")
-        return cl.Kernel(program, name)
-
-
 class Launch:
     """A kernel object of its own (setting arguments is not thread-safe) with the constant arguments set."""
 
@@ -148,7 +103,7 @@ class Launch:
         import pyopencl as cl
 
         self.spec = spec
-        self.kernel = make_kernel(program, spec.function)
+        self.kernel = cl.Kernel(program, spec.function)
         self._enqueue = cl.enqueue_nd_range_kernel
         self._index: dict[str, list[int]] = {}
         for k, (name, _) in enumerate(spec.arguments):

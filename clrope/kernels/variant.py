@@ -164,11 +164,6 @@ def candidates(kind: str, dtype: str, pairing: Pairing) -> list[Variant]:
     return list(dict.fromkeys(made))
 
 
-def variant_schema() -> dict[str, Any]:
-    """Return the JSON schema of `Variant.to_dict`."""
-    return {"oneOf": [kernel.schema for kernel in KERNELS.values()]}
-
-
 def parameter_table() -> list[tuple[str, str, str, str]]:
     """Return (kernel, parameter, allowed values, help) for each parameter: for help texts and the docs."""
     return [

@@ -18,7 +18,6 @@ from ..device import DeviceInfo, child, devices
 from ..errors import BuildError, DeviceError
 from ..kernels.binaries import includes_files
 from ..kernels.build import build
-from ..kernels.launch import make_kernel
 
 if TYPE_CHECKING:
     import pyopencl
@@ -162,7 +161,7 @@ def build_facts(device: DeviceInfo, source: str, options: Sequence[str], macros:
     program = build(runtime.context, runtime.cl_device, source, [*options, "-cl-kernel-arg-info"])
     names = [name for name in str(program.get_info(cl.program_info.KERNEL_NAMES)).split(";") if name]
     try:
-        kernels = [_signature(make_kernel(program, name), name, runtime.cl_device) for name in names]
+        kernels = [_signature(cl.Kernel(program, name), name, runtime.cl_device) for name in names]
     except cl.Error as error:
         raise DeviceError(f"{device.name} does not tell the arguments of kernels: {error}") from error
     evaluate = _Evaluator(device, source, options)
@@ -222,7 +221,7 @@ class _Evaluator:
         body = "\n".join(f"{{\n{block}\n}}\nto += 3;" for block in blocks)
         text = f"{self._source}\n\n__kernel void {_FUNCTION}(__global long *to) {{\n{body}\n}}\n"
         context, queue = self._runtime.context, self._runtime.queue
-        kernel = make_kernel(build(context, self._runtime.cl_device, text, self._options), _FUNCTION)
+        kernel = cl.Kernel(build(context, self._runtime.cl_device, text, self._options), _FUNCTION)
         values = np.zeros((len(blocks), 3), np.int64)
         flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
         buffer = cl.Buffer(context, flags, hostbuf=values)

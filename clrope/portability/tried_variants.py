@@ -10,7 +10,8 @@ from typing import Any
 from ..device.select import ALIASES
 from ..errors import ConfigError
 from ..kernels.variant import Variant
-from ..select.records import BROKEN, TOLERANCE
+from ..select.records import BROKEN
+from ..tune.results import TOLERANCE
 from .platforms import short_cpu
 from .report_files import ReportInput
 

@@ -13,24 +13,46 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..device.info import cpu_key
+from ..errors import ConfigError
 from ..kernels.problem import Pairing
 from ..kernels.source import kernel_hash
-from ..kernels.variant import KERNELS, Variant, variant_schema
-from ..layout import DTYPES
+from ..kernels.variant import KERNELS, Variant
 from ..store import Snapshot, Store
-from .records import OUTCOMES, SIZES, SizeClass, TuningKey, TuningRecord
+from .records import SIZES, KeptRecord, TuningKey, TuningRecord
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
 
 #: Records kept, the newest: those of a dozen devices.
 MOST_RECORDS = 576
-_store = Store("tuning", dict[str, Any], schema=5, most=MOST_RECORDS)
+
+
+class Facts(msgspec.Struct):
+    """What the families of `defaults.json` are matched by."""
+
+    kind: str
+    platform: str
+    vendor: str
+    name: str
+    driver: str
+    float_width: int
+    arch: str
+
+
+class Entry(KeptRecord, kw_only=True):
+    """A record with where it was made. device: `DeviceInfo.key`."""
+
+    device: str
+    cpu: str
+    facts: Facts
+
+
+_store = Store("tuning", Entry, schema=5, most=MOST_RECORDS)
 _snapshot = Snapshot(_store)
 
 
@@ -79,7 +101,7 @@ def known(device: DeviceInfo, dtype: str, pairing: Pairing) -> Known:
 def _look_up(_generation: object, _kernels: str, device: DeviceInfo, dtype: str, pairing: Pairing) -> Known:
     entries, found = _snapshot.records(), []
     for key in tuning_keys(dtype, pairing) if entries else ():
-        record = _record(entries.get(record_name(device, key)))
+        record = sound_record(entries.get(record_name(device, key)))
         if record is not None and record.key == key:
             found.append(record)
     return Known(tuple(found))
@@ -92,9 +114,9 @@ def tuning_keys(dtype: str, pairing: Pairing) -> list[TuningKey]:
 
 def save(device: DeviceInfo, records: Iterable[TuningRecord]) -> None:
     """Remember records, in the place of earlier ones for the same keys; without a writable cache, do nothing."""
-    facts = {"device": device.key, "cpu": _cpu(), "facts": device_facts(device)}
-    now = time.time()
-    _store.put_all({record_name(device, r.key): {**facts, **replace(r, written=now).to_dict()} for r in records})
+    origin = {"device": device.key, "cpu": _cpu(), "facts": device_facts(device)}
+    kept = [replace(r, written=time.time()) for r in records]
+    _store.put_all({record_name(device, r.key): msgspec.convert({**origin, **r.to_dict()}, Entry) for r in kept})
     reread()
 
 
@@ -128,88 +150,25 @@ def device_facts(device: DeviceInfo) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class _Facts(msgspec.Struct):
-    """The facts of a device, as `device_facts` gives them."""
-
-    kind: str
-    platform: str
-    vendor: str
-    name: str
-    driver: str
-    float_width: int
-    arch: str
+def sound_record(entry: Entry | None) -> TuningRecord | None:
+    """Return the record of an entry; None if there is none, or if a variant of it does not exist."""
+    try:
+        return None if entry is None else TuningRecord.of(entry)
+    except ConfigError:
+        return None
 
 
-class _Origin(msgspec.Struct):
-    """Where a record was made."""
-
-    device: str
-    cpu: str
-    facts: _Facts
-
-
-def read(path: str) -> list[tuple[dict[str, Any], str, TuningRecord]]:
-    """Return (facts of the device, machine, record) for each sound record of a file; `ValueError` for another file."""
-    entries = _store.read(Path(path))
-    if not entries:
+def entries(path: str) -> dict[str, Entry]:
+    """Return the sound entries of a file by name; `ValueError` for a file without any."""
+    found = _store.read(Path(path))
+    if not found:
         raise ValueError(f"{path}: no records of {_store.tag}")
-    found = []
-    for entry in entries.values():
-        record, origin = _record(entry), _origin(entry)
-        if record is not None and origin is not None:
-            found.append((msgspec.to_builtins(origin.facts), f"{origin.cpu}; {origin.device}", record))
     return found
 
 
-def _origin(entry: dict[str, Any]) -> _Origin | None:
-    try:
-        return msgspec.convert(entry, _Origin)
-    except msgspec.MsgspecError:
-        return None
-
-
-def _record(entry: dict[str, Any] | None) -> TuningRecord | None:
-    try:
-        return None if entry is None else TuningRecord.from_dict(entry)
-    except ValueError:
-        return None
-
-
 def schema() -> dict[str, Any]:
-    """Return the JSON schema of the file; the variants' part comes from the kernels' parameters."""
-    number: dict[str, Any] = {"type": ["number", "null"]}
-    text = {"type": "string"}
-    result = {
-        "variant": {"$ref": "#/$defs/variant"}, "outcome": {"enum": [*OUTCOMES]}, "reason": text,
-        "log": {**text, "description": "The end of the compiler's or the process's output."},
-        "seconds": {**number, "exclusiveMinimum": 0},
-        "gbs": {**number, "minimum": 0, "description": "Bytes read and written per second, in 1e9."},
-    }  # fmt: skip
-    fact = {"type": ["string", "integer"]}
-    record = {
-        "device": {**text, "description": "DeviceInfo.key: platform, device, driver."}, "cpu": text,
-        "facts": {"type": "object", "additionalProperties": fact, "description": "What default families match."},
-        "dtype": {"enum": [*DTYPES]}, "pairing": {"enum": [*get_args(Pairing)]}, "in_place": {"type": "boolean"},
-        "size": {"enum": [*get_args(SizeClass)]},
-        "nbytes": {"type": "integer", "minimum": 1, "description": "Of the tensor that was rotated."},
-        "ceiling_gbs": {**number, "description": "The best copy, in place the best scaling."},
-        "checked_against": {"enum": ["emulation", "strided"]}, "seed": {"type": "integer", "minimum": 0},
-        "written": {"type": "number", "description": "Seconds since 1970."},
-        "winner": {"anyOf": [{"$ref": "#/$defs/variant"}, {"type": "null"}]},
-        "results": {"type": "array", "items": _object(result)},
-        "gain": {**number, "description": "Times as fast as the default, by the median of paired rounds."},
-        "busy": {**number, "description": "The share of the CPUs' time that other programs used."},
-    }  # fmt: skip
-    entry = _object({"record": _object(record), "written": {"type": "number"}})
-    entries = {"type": "object", "additionalProperties": entry}
+    """Return the JSON schema of the file's entries."""
     return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": _store.tag,
-        "title": "The tuning database: tuning.json in clrope's cache directory",
-        **_object({"schema": {"const": _store.tag}, "entries": entries}),
-        "$defs": {"variant": variant_schema()},
-    }
-
-
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "required": [*properties], "additionalProperties": False, "properties": properties}
+        "$schema": "https://json-schema.org/draft/2020-12/schema", "$id": _store.tag,
+        "title": "A record of tuning.json in clrope's cache directory", **msgspec.json.schema(Entry),
+    }  # fmt: skip

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -22,8 +21,8 @@ SizeClass = Literal["small", "medium", "large"]
 SIZES: tuple[SizeClass, ...] = get_args(SizeClass)
 
 
-class _ResultShape(msgspec.Struct):
-    """The types of what `VariantResult.to_dict` writes. Nothing is converted, and nothing deeper is looked into."""
+class KeptResult(msgspec.Struct):
+    """A `VariantResult` as files have it. variant: as `Variant.to_dict` writes it."""
 
     variant: dict[str, str | int | bool]
     outcome: OutcomeKind
@@ -33,8 +32,8 @@ class _ResultShape(msgspec.Struct):
     gbs: Annotated[float, msgspec.Meta(ge=0)] | None
 
 
-class _RecordShape(msgspec.Struct):
-    """The types of what `TuningRecord.to_dict` writes."""
+class KeptRecord(msgspec.Struct):
+    """A `TuningRecord` as `to_dict` writes it; see there."""
 
     dtype: str
     pairing: Pairing
@@ -45,7 +44,8 @@ class _RecordShape(msgspec.Struct):
     checked_against: Literal["emulation", "strided"]
     seed: Annotated[int, msgspec.Meta(ge=0)]
     written: float
-    results: list[_ResultShape]
+    winner: dict[str, str | int | bool] | None
+    results: list[KeptResult]
     gain: float | None = None
     busy: float | None = None
 
@@ -128,77 +128,13 @@ class TuningRecord:
         }  # fmt: skip
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> TuningRecord:
-        """Return the record of `to_dict`; `ValueError` for anything else."""
-        try:
-            found = msgspec.convert(data, _RecordShape)
-        # msgspec up to 0.20: its errors are no ValueErrors, and an integer beyond float64 is a SystemError.
-        except (msgspec.MsgspecError, OverflowError, SystemError) as error:
-            raise ValueError(str(error)) from error
+    def of(cls, kept: KeptRecord) -> TuningRecord:
+        """Return the record of what a file has; `ConfigError` for variants that do not exist."""
         return cls(
-            TuningKey(found.dtype, found.pairing, found.in_place, found.size),
+            TuningKey(kept.dtype, kept.pairing, kept.in_place, kept.size),
             tuple(
                 VariantResult(Variant.from_dict(o.variant), o.outcome, o.reason, o.log, o.seconds, o.gbs)
-                for o in found.results
+                for o in kept.results
             ),
-            found.nbytes, found.ceiling_gbs, found.checked_against, found.seed, found.written, found.gain, found.busy,
+            kept.nbytes, kept.ceiling_gbs, kept.checked_against, kept.seed, kept.written, kept.gain, kept.busy,
         )  # fmt: skip
-
-
-#: How much slower a variant may be than the fastest and still be chosen because it comes earlier in the list.
-TOLERANCE: Mapping[SizeClass, float] = {
-    "large": 1.02,
-    # Shared caches are noisy.
-    "medium": 1.05,
-    # A simpler variant builds less (not again for every number of pairs), which a few calls never win back.
-    "small": 1.1,
-}
-
-
-def decided(results: list[VariantResult], size: SizeClass) -> tuple[VariantResult, ...]:
-    """Return the results with one `ok`: the first whose time is within the tolerance of the best; others `slower`.
-
-    A time with a reason is not to be believed; of nothing but such times the first is `ok`.
-    """
-    right = [o for o in results if not o.broken and o.seconds is not None]
-    believed = [o for o in right if not o.reason] or right[:1]
-    best = min((o.seconds for o in believed if o.seconds is not None), default=None)
-    made: list[VariantResult] = []
-    found = False
-    for o in results:
-        if not o.broken:
-            within = best is not None and o.seconds is not None and o.seconds <= best * TOLERANCE[size]
-            wins = within and o in believed and not found
-            found = found or wins
-            o = replace(o, outcome="ok" if wins else "slower")
-        made.append(o)
-    return tuple(made)
-
-
-def with_winner(results: Sequence[VariantResult], variant: Variant, reason: str = "") -> tuple[VariantResult, ...]:
-    """Return the results with another winner. reason: why the one before is none."""
-
-    def changed(o: VariantResult) -> VariantResult:
-        if o.variant == variant:
-            return replace(o, outcome="ok", reason="")
-        return replace(o, outcome="slower", reason=reason) if o.outcome == "ok" else o
-
-    missing = () if any(o.variant == variant for o in results) else (VariantResult(variant, "ok"),)
-    return (*missing, *map(changed, results))
-
-
-@dataclass
-class TuningReport:
-    """The result of tuning a device: records, the keys for which there was no time, and errors.
-
-    changed: keys that another variant is used for from now on. doubtful: keys that keep the variant they had, because a
-    faster one was not found to be so for certain. busy: the share of the CPUs' time that other programs used.
-    """
-
-    device: str
-    records: list[TuningRecord] = field(default_factory=list)
-    left: list[TuningKey] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-    changed: list[TuningKey] = field(default_factory=list)
-    doubtful: list[TuningKey] = field(default_factory=list)
-    busy: float | None = None

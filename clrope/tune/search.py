@@ -23,16 +23,8 @@ from ..kernels.variant import STRIDED, Variant, candidates
 from ..machine_load import BUSY, OthersLoad
 from ..select import database
 from ..select.defaults import default_for
-from ..select.records import (
-    OutcomeKind,
-    SizeClass,
-    TuningKey,
-    TuningRecord,
-    TuningReport,
-    VariantResult,
-    decided,
-    with_winner,
-)
+from ..select.records import OutcomeKind, SizeClass, TuningKey, TuningRecord, VariantResult
+from .results import TuningReport, decided, with_winner
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo

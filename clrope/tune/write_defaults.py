@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
+import msgspec
+
 from ..errors import ConfigError
 from ..kernels.variant import Variant
 from ..select import database
@@ -25,16 +27,17 @@ def merged_defaults(paths: Sequence[str]) -> dict[str, Any]:
     found: dict[tuple[str, TuningKey], list[tuple[str, TuningRecord]]] = {}
     for path in paths:
         try:
-            entries = database.read(path)
+            entries = database.entries(path).values()
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        for facts, machine, record in entries:
+        for entry in entries:
+            facts, record = msgspec.to_builtins(entry.facts), database.sound_record(entry)
             family = family_of(facts, data["families"])
             if family is None:
                 family = f"{facts['platform']} {facts['name']}"
                 data["families"][family] = _exactly(facts)
-            if record.winner is not None:
-                found.setdefault((family, record.key), []).append((machine, record))
+            if record is not None and record.winner is not None:
+                found.setdefault((family, record.key), []).append((f"{entry.cpu}; {entry.device}", record))
     rows = []
     for (family, key), records in found.items():
         variant = _least_loss([record for _, record in records])

@@ -3,6 +3,7 @@
 import json
 from typing import get_args
 
+import msgspec
 import pytest
 from made_up_results import made_up
 
@@ -22,7 +23,7 @@ from clrope.benchmark.kernel_tuner_files import (
 from clrope.benchmark.workloads import select
 from clrope.errors import RopeError
 from clrope.kernels.variant import STRIDED
-from clrope.select.records import OUTCOMES, TuningKey, TuningRecord, VariantResult
+from clrope.select.records import OUTCOMES, KeptRecord, TuningKey, TuningRecord, VariantResult
 
 
 @pytest.fixture(scope="module")
@@ -163,10 +164,10 @@ def test_clrope_tune_writes_them(device, validate, tmp_path, monkeypatch):
 
     from clrope.cli import tune
     from clrope.cli.main import app
-    from clrope.select.records import TuningReport
+    from clrope.tune.results import TuningReport
 
     (told,) = tune_report()["devices"]
-    report = TuningReport("key", [TuningRecord.from_dict(told["records"][0])])
+    report = TuningReport("key", [TuningRecord.of(msgspec.convert(told["records"][0], KeptRecord))])
     monkeypatch.setattr(tune, "_tuned", lambda *_: report)
     words = ["tune", "--device", device.index, "--t4", str(tmp_path / "t4"), "--json"]
     done = CliRunner().invoke(app, words, catch_exceptions=False)

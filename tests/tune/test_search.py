@@ -26,8 +26,9 @@ from clrope.kernels.variant import STRIDED, Variant, candidates
 from clrope.layout import DTYPES
 from clrope.select import database
 from clrope.select.defaults import default_for
-from clrope.select.records import SIZES, TuningKey, TuningReport, VariantResult
+from clrope.select.records import SIZES, TuningKey, VariantResult
 from clrope.tune import search, worker
+from clrope.tune.results import TuningReport
 from clrope.tune.search import tune
 
 PARAMETERS = (

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -15,8 +16,9 @@ from clrope.cli.main import app
 from clrope.kernels.variant import STRIDED, Variant
 from clrope.select import database
 from clrope.select.defaults import default_for
-from clrope.select.records import TuningKey, TuningRecord, TuningReport, VariantResult
+from clrope.select.records import KeptRecord, TuningKey, TuningRecord, VariantResult
 from clrope.tune import search
+from clrope.tune.results import TuningReport
 
 KEY = TuningKey("f32", "neox", False, "large")
 RECORD = TuningRecord(
@@ -74,7 +76,7 @@ def test_show_as_json(cpu: clrope.DeviceInfo, cache: Path) -> None:
     (entry,) = json.loads(text)["devices"]
     assert entry["device"] == cpu.key
     (record,) = entry["records"]
-    assert TuningRecord.from_dict(record).results == RECORD.results
+    assert TuningRecord.of(msgspec.convert(record, KeptRecord)).results == RECORD.results
     assert record["winner"] == Variant(width=4).to_dict()
 
 
