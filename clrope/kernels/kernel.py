@@ -1,11 +1,11 @@
-"""What every rotation kernel states of itself: `Kernel`, its `Parameter`s, and why a problem is `Unsupported`."""
+"""What every rotation kernel states of itself: `Kernel` and its `Parameter`s."""
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, shown
 
@@ -49,15 +49,10 @@ class Parameter:
             raise ConfigError(f"{self.name}: got {shown(value)}, allowed are {self.allowed}")
 
 
-@dataclass(frozen=True)
-class Unsupported:
-    """Why a kernel cannot rotate a problem: a reason whose value is a message, and the message's numbers."""
-
-    reason: Enum
-    numbers: Mapping[str, Any] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return str(self.reason.value).format(**self.numbers)
+#: Why several kernels do not support a problem.
+PAIRING = "the pairs of input and output are at different places, only 'strided' can do that"
+LAST_AXIS = "the last axis is not contiguous, only 'strided' can do that"
+TABLES = "fused: the angles are not a configuration's exact ones"
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +60,7 @@ class Kernel:
     """A rotation kernel: one Python file makes one object of it.
 
     file:     the program under `kernels/` that it is built from.
-    supports: (problem, parameters) -> nothing, or why it cannot be launched with these parameters.
+    supports: (problem, parameters) -> None, or why it cannot be launched with these parameters.
     order:    (parameters) -> these, then others to try in their place: the first that supports a problem is used.
     spec:     (problem, variant, device, second) -> the launch; second: another tensor with the same batches, tokens and
               pairs, whose heads the launch rotates too, only with `takes_second`.
@@ -84,7 +79,7 @@ class Kernel:
     summary: str
     parameters: tuple[Parameter, ...]
     file: str
-    supports: Callable[[Problem, Parameters], Unsupported | None]
+    supports: Callable[[Problem, Parameters], str | None]
     order: Callable[[Parameters], Iterator[Parameters]]
     spec: Callable[[Problem, Variant, DeviceInfo, Problem | None], LaunchSpec]
     search: Callable[[str, str, Pairing], list[dict[str, Any]]]
@@ -97,4 +92,4 @@ class Kernel:
     maker: tuple[Callable[..., Kernel], tuple[Any, ...]] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self.maker or cast("tuple[Any, ...]", super().__reduce__())
+        return self.maker or (pkgutil.resolve_name, (f"{__package__}.{self.name}:KERNEL",))

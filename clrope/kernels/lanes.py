@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from enum import Enum
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..layout import Shape4
-from .kernel import Kernel, Parameter, Parameters, Unsupported
+from .kernel import LAST_AXIS, PAIRING, TABLES, Kernel, Parameter, Parameters
 from .launch import LaunchSpec, angle_arguments, tensor_arguments
 from .problem import Pairing, Problem
-from .source import kernel_source, storage_options
+from .source import storage_options
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
@@ -39,36 +37,24 @@ PARAMETERS = (
 )  # fmt: skip
 
 
-class LanesReason(Enum):
-    """Why a problem is unsupported; the value is the message."""
-
-    PAIRING = "the pairs of input and output are at different places, only 'strided' can do that"
-    LAST_AXIS = "the last axis is not contiguous, only 'strided' can do that"
-    TABLES = "fused: the angles are not a configuration's exact ones"
-    PARTS = "{elements} elements of a head are no whole number of vectors of 16 bytes"
-    ALIGNMENT = "vectors of 16 bytes, the tensors are aligned to {alignment}"
-
-
-def supports(problem: Problem, p: Parameters) -> Unsupported | None:
+def supports(problem: Problem, p: Parameters) -> str | None:
     """Return why the problem cannot be rotated with these parameters; None if it can."""
     pairs, size = problem.pairs, problem.itemsize
     if pairs.pairing is None:
-        return Unsupported(LanesReason.PAIRING)
+        return PAIRING
     if not (problem.x.last_axis_dense and problem.y.last_axis_dense):
-        return Unsupported(LanesReason.LAST_AXIS)
+        return LAST_AXIS
     if p["angles"] == "fused" and not problem.angles.exact:
-        return Unsupported(LanesReason.TABLES)
+        return TABLES
     run = 2 * pairs.pairs if pairs.pairing == "normal" else pairs.pairs
     for elements in (run, 0 if problem.in_place else pairs.rest):
         if elements * size % RUN_BYTES:
-            return Unsupported(LanesReason.PARTS, {"elements": elements})
+            return f"{elements} elements of a head are no whole number of vectors of 16 bytes"
     alignment = min(
         problem.vector_alignment(problem.x_strides, problem.x_alignment),
         problem.vector_alignment(problem.y_strides, problem.y_alignment),
     )
-    if alignment < RUN_BYTES:
-        return Unsupported(LanesReason.ALIGNMENT, {"alignment": alignment})
-    return None
+    return f"vectors of 16 bytes, the tensors are aligned to {alignment}" if alignment < RUN_BYTES else None
 
 
 def order(p: Parameters) -> Iterator[Parameters]:
@@ -136,8 +122,7 @@ def _spec(problem: Problem, variant: Variant, local: int, multiple: int, second:
     )  # fmt: skip
     return LaunchSpec(
         FILE, "rope_rotate_lanes", options(problem, p, "int" if max(last, items) < 1 << 31 else "long"),
-        (items, batches), (local, 1), arguments,
-        kernel_source(FILE, Path(variant.folder)) if variant.folder else None,
+        (items, batches), (local, 1), arguments, variant.text(FILE),
     )  # fmt: skip
 
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from enum import Enum
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..layout import DTYPES, LONGEST_AXIS, Shape4
 from .division import MOST_ROUNDS, heads_per_item, tokens_per_item, within_rounds
-from .kernel import Kernel, Parameter, Parameters, Unsupported
+from .kernel import LAST_AXIS, PAIRING, TABLES, Kernel, Parameter, Parameters
 from .launch import LaunchSpec, angle_arguments, local_size_for, tensor_arguments
 from .problem import Pairing, Problem
-from .source import kernel_source, storage_options, unsigned_type
+from .source import storage_options, unsigned_type
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
@@ -61,20 +59,6 @@ PARAMETERS = (
 )  # fmt: skip
 
 
-class RowsReason(Enum):
-    """Why a problem is unsupported; the value is the message."""
-
-    PAIRING = "the pairs of input and output are at different places, only 'strided' can do that"
-    LAST_AXIS = "the last axis is not contiguous, only 'strided' can do that"
-    TABLES = "fused: the angles are not a configuration's exact ones"
-    NANS = "plain: the caller's tables may hold NaNs with lower bits set"
-    TOO_MANY_PAIRS = "{pairs} pairs, at most {most} are kept in private memory"
-    FEW_PAIRS = "width: {pairs} pairs do not fill one round of {round} pairs"
-    ALIGNMENT = "nontemporal: vectors of {size} bytes, the output is aligned to {alignment}"
-    SHORT = "nontemporal: vectors of {size} bytes, less than 16"
-    ROUNDS = "a head of {head_dim} elements takes {rounds} rounds of loops, a work-item makes at most {most}"
-
-
 def round_pairs(p: Parameters, pairing: Pairing) -> int:
     """Return how many pairs are rotated at once: those of two vectors."""
     return int(p["width"] if pairing == "normal" else 2 * p["width"])
@@ -97,31 +81,32 @@ def store_bytes(problem: Problem, p: Parameters) -> int:
     return int(p["width"]) * problem.itemsize * (2 if _joined(problem, p) else 1)
 
 
-def supports(problem: Problem, p: Parameters) -> Unsupported | None:
+def supports(problem: Problem, p: Parameters) -> str | None:
     """Return why the problem cannot be rotated with these parameters; None if it can."""
     pairs = problem.pairs
     if pairs.pairing is None:
-        return Unsupported(RowsReason.PAIRING)
+        return PAIRING
     if not (problem.x.last_axis_dense and problem.y.last_axis_dense):
-        return Unsupported(RowsReason.LAST_AXIS)
+        return LAST_AXIS
     if pairs.pairs > MOST_PAIRS:
-        return Unsupported(RowsReason.TOO_MANY_PAIRS, {"pairs": pairs.pairs, "most": MOST_PAIRS})
+        return f"{pairs.pairs} pairs, at most {MOST_PAIRS} are kept in private memory"
     if p["angles"] == "fused" and not problem.angles.exact:
-        return Unsupported(RowsReason.TABLES)
+        return TABLES
     if p["nan"] == "plain" and problem.dtype == "bf16" and problem.angles.callers:
-        return Unsupported(RowsReason.NANS)
+        return "plain: the caller's tables may hold NaNs with lower bits set"
     at_once = round_pairs(p, pairs.pairing)
     if at_once > pairs.pairs:
-        return Unsupported(RowsReason.FEW_PAIRS, {"pairs": pairs.pairs, "round": at_once})
+        return f"width: {pairs.pairs} pairs do not fill one round of {at_once} pairs"
     if p["store"] == "nontemporal":
         size, alignment = store_bytes(problem, p), problem.vector_alignment(problem.y_strides, problem.y_alignment)
         if size < LEAST_STREAMED:
-            return Unsupported(RowsReason.SHORT, {"size": size})
+            return f"nontemporal: vectors of {size} bytes, less than 16"
         if alignment % size:
-            return Unsupported(RowsReason.ALIGNMENT, {"size": size, "alignment": alignment})
+            return f"nontemporal: vectors of {size} bytes, the output is aligned to {alignment}"
     rounds = sum(_rounds(problem, p))
     if rounds > MOST_ROUNDS:
-        return Unsupported(RowsReason.ROUNDS, {"head_dim": pairs.head_dim, "rounds": rounds, "most": MOST_ROUNDS})
+        head = f"a head of {pairs.head_dim} elements takes {rounds} rounds of loops"
+        return f"{head}, a work-item makes at most {MOST_ROUNDS}"
     return None
 
 
@@ -203,7 +188,7 @@ def _spec(problem: Problem, variant: Variant, kind: str, units: int, second: Pro
     )  # fmt: skip
     return LaunchSpec(
         FILE, "rope_rotate_rows", options(problem, p), (-(-tokens // at_once), -(-all_heads // per_item), batches),
-        local_size_for(kind, 3), arguments, kernel_source(FILE, Path(variant.folder)) if variant.folder else None,
+        local_size_for(kind, 3), arguments, variant.text(FILE),
     )  # fmt: skip
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .division import MOST_ROUNDS
-from .kernel import Kernel, Parameter, Parameters, Unsupported
+from .kernel import Kernel, Parameter, Parameters
 from .launch import LaunchSpec, local_size_for, tensor_arguments
 from .problem import Pairing, Problem
-from .source import kernel_source, storage_options
+from .source import storage_options
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
@@ -24,7 +23,7 @@ FILE = "strided.cl"
 PARAMETERS: tuple[Parameter, ...] = ()
 
 
-def supports(problem: Problem, p: Parameters) -> Unsupported | None:
+def supports(problem: Problem, p: Parameters) -> str | None:
     """Return None: everything is supported."""
     return None
 
@@ -58,8 +57,7 @@ def _spec(problem: Problem, variant: Variant, kind: str) -> LaunchSpec:
     )  # fmt: skip
     return LaunchSpec(
         FILE, "rope_rotate_strided", tuple(options), (-(-slots // per_item), heads, batches * tokens),
-        local_size_for(kind, 3), arguments,
-        kernel_source(FILE, Path(variant.folder)) if variant.folder else None,
+        local_size_for(kind, 3), arguments, variant.text(FILE),
     )  # fmt: skip
 
 

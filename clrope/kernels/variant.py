@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, UnsupportedError, shown
 from . import lanes, rows, strided
-from .kernel import Kernel, Unsupported
+from .kernel import Kernel
 from .problem import Pairing, Problem
+from .source import kernel_source
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
@@ -55,16 +56,6 @@ class Variant:
         object.__setattr__(self, "values", tuple(values))
         object.__setattr__(self, "folder", os.fspath(folder))
 
-    def __copy__(self) -> Variant:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Variant:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        kernel = self.kernel if KERNELS.get(self.kernel) is self.implementation else self.implementation
-        return _unpickled, (kernel, self.folder, self.parameters)
-
     @property
     def kernel(self) -> str:
         """The kernel's name."""
@@ -81,10 +72,11 @@ class Variant:
         return str(self.parameters.get("angles", self.implementation.angles))
 
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith("_"):
-            for parameter, value in zip(self.implementation.parameters, self.values, strict=True):
-                if parameter.name == name:
-                    return value
+        if name.startswith("_") or name in self.__dataclass_fields__:  # while it is copied
+            raise AttributeError(name)
+        for parameter, value in zip(self.implementation.parameters, self.values, strict=True):
+            if parameter.name == name:
+                return value
         raise AttributeError(f"a variant of kernel {self.kernel!r} has no {name!r}")
 
     def changed(self, **parameters: Any) -> Variant:
@@ -100,7 +92,11 @@ class Variant:
         """This variant with defaults for what changes only how work is divided: one for each program."""
         return self.changed(**{p.name: p.default for p in self.implementation.parameters if not p.compiled})
 
-    def unsupported(self, problem: Problem) -> Unsupported | None:
+    def text(self, file: str) -> str | None:
+        """Return the text of a program in the variant's own folder; None for the package's."""
+        return kernel_source(file, Path(self.folder)) if self.folder else None
+
+    def unsupported(self, problem: Problem) -> str | None:
         """Return why this variant cannot rotate a problem; None if it can."""
         return self.implementation.supports(problem, self.parameters)
 
@@ -139,10 +135,6 @@ class Variant:
 
     def __repr__(self) -> str:
         return f"<Variant {self}>"
-
-
-def _unpickled(kernel: str | Kernel, folder: str, parameters: dict[str, Any]) -> Variant:
-    return Variant(kernel, folder=folder, **parameters)
 
 
 def check_variant(variant: Any) -> None:

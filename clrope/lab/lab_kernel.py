@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,7 +22,7 @@ from ..device import DeviceInfo, devices
 from ..device import device as find_device
 from ..errors import BuildError, ConfigError, DeviceError
 from ..kernels.binaries import includes_files
-from ..kernels.kernel import Kernel, Parameters, Unsupported
+from ..kernels.kernel import Kernel, Parameters
 from ..kernels.launch import BoundNumber, BoundRows, ConstantBytes, LaunchSpec, LocalBytes
 from ..kernels.problem import Pairing, Problem
 from .contract import Contract, ParameterValue, are_texts, expression_of, not_expressible
@@ -62,12 +61,6 @@ _MOST_LOCAL_BYTES = 1 << 40
 _MOST_SETTINGS = 100_000
 
 
-class LabReason(Enum):
-    """Why a kernel of a user's cannot rotate a problem."""
-
-    NOT_EXPRESSIBLE = "kernel {kernel} of {file} cannot express {what}"
-
-
 @dataclass(frozen=True)
 class LabFile:
     """A kernel file with its contract, directives applied.
@@ -101,16 +94,16 @@ class LabFile:
         return {}
 
     def _make(self, config: RopeConfig) -> Kernel:
-        launches: dict[Problem, LaunchSpec | Unsupported] = {}
+        launches: dict[Problem, LaunchSpec | str] = {}
 
-        def launch(problem: Problem) -> LaunchSpec | Unsupported:
+        def launch(problem: Problem) -> LaunchSpec | str:
             if problem not in launches:
                 launches[problem] = self._launch(problem, config.for_head_dim(problem.pairs.head_dim))
             return launches[problem]
 
-        def supports(problem: Problem, p: Parameters) -> Unsupported | None:
+        def supports(problem: Problem, p: Parameters) -> str | None:
             found = launch(problem)
-            return found if isinstance(found, Unsupported) else None
+            return found if isinstance(found, str) else None
 
         def spec(problem: Problem, variant: Variant, device: DeviceInfo, second: Problem | None) -> LaunchSpec:
             found = launch(problem)
@@ -391,12 +384,12 @@ class LabFile:
 
     # -- one launch ---------------------------------------------------------------------------------------------------
 
-    def _launch(self, problem: Problem, config: RopeConfig) -> LaunchSpec | Unsupported:
+    def _launch(self, problem: Problem, config: RopeConfig) -> LaunchSpec | str:
         signature: KernelSignature | None = None
 
-        def unsupported(what: str) -> Unsupported:
+        def unsupported(what: str) -> str:
             name = signature.name if signature else self.path.stem
-            return Unsupported(LabReason.NOT_EXPRESSIBLE, {"kernel": name, "file": self.path.name, "what": what})
+            return f"kernel {name} of {self.path.name} cannot express {what}"
 
         contract, batch = self.contract, problem.shape[0]
         macro, pairing = f"STORAGE_{problem.dtype.upper()}", problem.pairs.pairing or "neox"
