@@ -67,7 +67,7 @@ def test_a_kernel_that_is_mended_while_it_is_watched(device: DeviceInfo, tmp_pat
             shown = until("waiting for a change", process.stdout)
             assert "diagnosis: " in shown
             assert "NOT RIGHT" in shown
-            save(path, "not a kernel")
+            save(path, "int nothing(void);")
             until("waiting for a change", process.stdout)
             save(path, right)
             shown = until("waiting for a change", process.stdout)
