@@ -133,14 +133,14 @@ def signature(inputs: Sequence[Any], several: bool, out: Any) -> Signature | Non
             memories += (memory, described[1])
             if _same_memory(memory, described[1]):
                 return None  # in place by another array, which the key does not say
-    on_device = [hasattr(memory, "base_data") for memory in memories if memory is not None]
-    if any(on_device) and not all(on_device):
-        return None
-    return Signature(key, outputs, memories, not on_device[0])
+    opencl_array = _opencl_types()[1]
+    on_device = {type(memory) is opencl_array for memory in memories if memory is not None}
+    return Signature(key, outputs, memories, not on_device.pop()) if len(on_device) == 1 else None
 
 
 def _same_memory(a: Any, b: Any) -> bool:
-    if hasattr(a, "base_data") and hasattr(b, "base_data"):
+    opencl_array = _opencl_types()[1]
+    if type(a) is opencl_array and type(b) is opencl_array:
         # Parts of one buffer are other objects than it: `Call.overlap` looks where they are.
         return bool(a.base_data is b.base_data or a.base_data == b.base_data)
     return (a if type(a) is int else getattr(a, "svm_ptr", None)) == (b if type(b) is int else getattr(b, "svm_ptr", 0))

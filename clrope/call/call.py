@@ -18,7 +18,7 @@ from ..layout import TensorView
 from ..select.choice import select
 from .chunks import Chunk, chunks_that_fit
 from .events import pending, wait_on_host
-from .memory import Access, address_of
+from .memory import Access
 from .runner import Runner
 from .runtime import PAGE, QueueState
 from .sources import CallerTables, ConfigAngles, PositionForm, Real, real_of
@@ -207,11 +207,11 @@ class Call:
             memory = memories[k]
             if memory is None:
                 continue
-            if hasattr(memory, "base_data"):
+            start = memory if type(memory) is int else getattr(memory, "svm_ptr", None)
+            space: Any = HOST
+            if start is None:
                 space, start = buffer_place(memory.base_data)
                 start += memory.offset
-            else:
-                space, start = HOST, address_of(memory)
             low, high = start + first, start + last
             for other, other_low, other_high, other_written in spans:
                 if (written or other_written) and low < other_high and other_low < high and space == other:
