@@ -21,7 +21,6 @@ from .call.table_fill import filled
 from .config import RopeConfig
 from .device import DeviceInfo
 from .device import device as chosen_device
-from .device.discovery import check_fork
 from .errors import ConfigError, DeviceError, ShapeError, shown
 from .kernels.kernel import Kernel
 from .kernels.variant import Variant, check_variant
@@ -218,10 +217,9 @@ class Rope:
         return str(self._own.runtime.info.name) if self._own else shown(self._selector, str)
 
     def _target(self) -> QueueState:
-        """Return the queue that host arrays are rotated on, chosen at the first use."""
+        """Return the queue that host arrays are rotated on, chosen at the first use; see `Runtime.check` for forks."""
         own = self._own
         if own is None:
-            check_fork()
             own = self._own = runtimes.state_of(self._selector)
         return own
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+import sys
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -388,3 +390,56 @@ def test_many_tables_do_not_mix(device: clrope.DeviceInfo, rng: np.random.Genera
     for _ in range(2):
         for k in rng.permutation(12):
             assert same(plans[k].run(), emulate_rope(x, int(k), ops[k].config)).all()
+
+
+def reaches(line: int, call: Any) -> bool:
+    """Interrupt a call at so many lines of `clrope/call`; whether it has as many."""
+    left = line
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal left
+        if "/clrope/call/" not in frame.f_code.co_filename:
+            return None
+        # At the end of a `with` statement Python takes no signals, but traces its line.
+        if event == "line" and not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith(
+            "with"
+        ):
+            left -= 1
+            if left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("then", ["number", "rows", "other"])
+def test_an_interrupt_at_any_line_leaves_a_plan_whole(
+    device: clrope.DeviceInfo, then: str, rng: np.random.Generator
+) -> None:
+    """Positions of another form, or other arrays, must not be mixed with what was bound before."""
+    config, x, other = RopeConfig("neox"), new(rng), new(rng)
+    values: dict[str, Any] = {"number": 0, "rows": rng.integers(0, 99, SHAPE[1])}
+    moves = {
+        "number": lambda: plan.run(positions=0),
+        "rows": lambda: plan.run(positions=values["rows"]),
+        "other": lambda: plan.run(other, positions=values["rows"]),
+    }
+    first = "rows" if then == "number" else "number"
+    plan = Rope(config, device.index).plan(x, values[first])
+    line = 1
+    while reaches(line, moves[then]):
+        line += 1
+        for kind, value in values.items():
+            got = plan.run(x, positions=value) if line % 2 else plan.run(x, positions=value, out=np.empty_like(x))
+            assert same(got, emulate_rope(x, value, config)).all(), (line, kind)
+        moves[first]()
+    assert line > 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import getpid
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,11 +16,12 @@ from ..errors import CopyError, ShapeError
 from ..kernels.launch import LaunchSpec
 from ..kernels.variant import Variant
 from ..positions import chosen_positions
+from .call import Call
 from .events import check_events, launch_error, pending, wait_on_host
 from .prepare import CheckedCall, memories_of
 from .runner import Runner
 from .runtime import QueueState
-from .sources import COUNTING, LIMIT, CallerTables, Positions
+from .sources import COUNTING, LIMIT, CallerTables
 
 if TYPE_CHECKING:
     import pyopencl
@@ -37,59 +38,12 @@ class Plan:
 
     def __init__(self, prepared: CheckedCall) -> None:
         self._lock = threading.Lock()
-        self._prepared = prepared
-        self._call = None if prepared.empty else prepared.call()
-        inputs, outputs = prepared.inputs, list(prepared.outputs)
-        for k, x in enumerate(inputs):
-            if outputs[k] is None:
-                outputs[k] = self._new_output(k, x)
-        #: The plan's own outputs, in place of which one run may have others.
-        self._own = [out for out in outputs if out is not None]
-        self._bound: dict[int, tuple[Any, ...]] = {}
-        self._take(inputs, self._own, prepared.positions)
-
-    def _new_output(self, k: int, x: Operand) -> Operand:
-        make = None if self._call is None else self._call.makers[k]
-        if make is None or not x.view.size:
-            return empty_like(x)
-        assert self._call is not None
-        made = make(x.array if x.kind == "opencl" else x.original, self._call.state)[0]
-        return operand(made, x.layout, "out", writable=True)
-
-    def _take(self, inputs: Sequence[Operand], outputs: Sequence[Operand], positions: Positions) -> None:
-        """Bind to arrays, all of which are given now, at positions of any form."""
-        prepared = self._prepared._replace(inputs=list(inputs), outputs=list(outputs), positions=positions)
-        call = None
-        runner: Runner | None = None
-        if not prepared.empty:
-            call = prepared.call()
-            runner = Runner(call)
-            runner.bind(memories_of(prepared.inputs, prepared.outputs, prepared.tables))
-            runner.place(positions.value)
-            runner.keep_bound()
-        self._prepared, self._call, self._runner = prepared, call, runner
-        self._value, self._result = positions.value, self._results(outputs)
-        self._lent = any(out is not own for out, own in zip(outputs, self._own, strict=True))
-        self._note_sides()
-
-    def _note_sides(self) -> None:
-        """Keep what each run looks at: torch tensors and OpenCL arrays, and NumPy arrays so that none is resized."""
-        given = self._prepared
-        sides = self._sides(given.inputs, given.outputs)
-        self._tensor_sides = [(name, o) for name, o in sides if o.kind == "torch"]
-        #: What was bound of each torch tensor at first, also of the plan's own outputs.
-        before, held = self._bound, [*(o for _, o in sides), *self._own]
-        self._bound = {id(o): before.get(id(o)) or _description(o.original) for o in held if o.kind == "torch"}
-        # NumPy does not resize an array that has a weak reference.
-        self._unresized = [weakref.ref(o.original) for _, o in sides if type(o.original) is np.ndarray]
-        self._tensors = [o.original for o in given.outputs if o is not None and o.kind == "torch"]
-        pairs = list(zip(given.inputs, given.outputs, strict=True))
-        arrays = [a for x, out in pairs for o in (x, out) if o is not None for a in (o.array, o.twin)]
-        self._arrays = [a for a in (*arrays, *(o.array for o in given.tables)) if a is not None]
-        written = [a for _, out in pairs if out is not None for a in (out.array, out.twin)]
-        self._written = [a for a in written if a is not None]
-        self._last = LIMIT - given.inputs[0].view.shape[1] + 1
-        self._counting = given.positions.form == COUNTING and not isinstance(given.setup.source, CallerTables)
+        call = None if prepared.empty else prepared.call()
+        outputs = [
+            _new_output(x, call, k) if out is None else out
+            for k, (x, out) in enumerate(zip(prepared.inputs, prepared.outputs, strict=True))
+        ]
+        self._binding = _Binding(prepared._replace(outputs=[*outputs]), outputs, {})
 
     def __reduce__(self) -> NoReturn:
         raise CopyError(
@@ -109,17 +63,18 @@ class Plan:
 
     @property
     def _state(self) -> QueueState:
-        return self._prepared.target(self._prepared.inputs) if self._call is None else self._call.state
+        call, checked = self._binding.call, self._binding.checked
+        return checked.target(checked.inputs) if call is None else call.state
 
     @property
     def variants(self) -> list[Variant]:
         """The kernel variant of each launch."""
-        return [] if self._call is None else self._call.variants
+        return [] if self._binding.call is None else self._binding.call.variants
 
     @property
     def specs(self) -> list[LaunchSpec]:
         """Kernel file, options, sizes and arguments of each launch."""
-        return [] if self._call is None else self._call.specs
+        return [] if self._binding.call is None else self._binding.call.specs
 
     @property
     def launches(self) -> int:
@@ -129,11 +84,7 @@ class Plan:
     @property
     def out(self) -> Any:
         """The output, or a tuple of them."""
-        return self._results(self._own)
-
-    def _results(self, outputs: Sequence[Operand]) -> Any:
-        results = tuple(out.original for out in outputs)
-        return results if self._prepared.setup.several else results[0]
+        return _results(self._binding.checked, self._binding.own)
 
     def run(
         self,
@@ -153,38 +104,122 @@ class Plan:
         waits for. Raises `ShapeError` for arrays or positions that do not fit the plan, `DeviceError` for an event that
         has failed.
         """
+        call = self._binding.call
         try:
             with self._lock:
                 waits = () if wait_for is None else check_events(wait_for)
                 if offsets is not None:
                     positions = chosen_positions(positions, offsets)
-                if self._call is not None and getpid() != self._call.state.runtime.pid:
-                    self._call.state.runtime.check()
-                if x is not None or out is not None or self._lent:
-                    self._replace(x, out)
-                elif self._tensor_sides:
-                    self._check_tensors(self._tensor_sides)
+                if call is not None and getpid() != call.state.runtime.pid:
+                    call.state.runtime.check()
+                binding = self._binding
+                if x is not None or out is not None or binding.lent:
+                    binding = self._replaced(binding, x, out)
+                elif binding.tensor_sides:
+                    binding.check_tensors(binding.tensor_sides)
                 if positions is not None:
-                    self._move(positions)
-                return self._run(waits)
+                    binding = _moved(binding, positions)
+                self._binding = binding
+                return binding.run(waits)
         except Exception as error:
-            if self._call is not None:
-                failure = launch_error(self._call.state.runtime.info.name, error)
-                if failure is not None:
-                    raise failure from error
+            failure = None if call is None else launch_error(call.state.runtime.info.name, error)
+            if failure is not None:
+                raise failure from error
             raise
 
-    def _run(self, waits: Sequence[Any]) -> Any:
-        call = self._call
+    def _replaced(self, binding: _Binding, x: Any, out: Any) -> _Binding:
+        """Return a binding to other inputs, to other outputs for one run, or to the plan's own again.
+
+        Raises `ShapeError` for what does not fit. out: None, of a part as well, for the plan's own output.
+        """
+        checked, own = binding.checked, binding.own
+        inputs = checked.inputs
+        in_place = [a is b for a, b in zip(inputs, own, strict=True)]
+        if x is not None:
+            arrays = _listed("x", x, checked)
+            inputs = [_like("x", new, was, moved) for new, was, moved in zip(arrays, inputs, in_place, strict=True)]
+        own = [a if moved else b for a, b, moved in zip(inputs, own, in_place, strict=True)]
+        outputs = own
+        if out is not None:
+            if any(in_place):
+                raise ShapeError("out: given to a plan that rotates in place; make a plan with another `out`")
+            arrays = _listed("out", out, checked)
+            outputs = [b if new is None else _like("out", new, b, True) for new, b in zip(arrays, own, strict=True)]
+        for taken, target, moved, b in zip(inputs, outputs, in_place, own, strict=True):
+            if not moved and check_out(taken, target):
+                what = "x: is the plan's own output" if target is b else "out: is the plan's input"
+                raise ShapeError(f"{what}, the plan was made to rotate out of place")
+        check_apart(inputs, outputs)
+        checked = checked._replace(
+            inputs=inputs, outputs=[*outputs], positions=checked.positions._replace(value=binding.value)
+        )
+        sides = _sides(checked)
+        binding.check_tensors(sides)
+        context = None if binding.call is None else binding.call.state.runtime.context
+        for name, o in sides:
+            if context is not None and o.array is not None and o.array.context != context:
+                raise ShapeError(f"{name}: the array lives in another OpenCL context than the plan")
+        return _Binding(checked, own, binding.described)
+
+
+class _Binding:
+    """All that a plan runs with: made as a whole and replaced as a whole, so that an interrupt leaves no mixture.
+
+    checked:  the call with its arrays. own: the plan's outputs, in place of which one run may have others.
+    value:    of positions, in the form that `checked` has.
+    runner:   None while it runs, and after an error or an interrupt, which may have left it half set.
+    described: what was bound of each torch tensor at first, by operand.
+    """
+
+    def __init__(self, checked: CheckedCall, own: list[Operand], described: Mapping[int, tuple[Any, ...]]) -> None:
+        self.checked, self.own = checked, own
+        self.call = None if checked.empty else checked.call()
+        self.value = checked.positions.value
+        outputs = [o for o in checked.outputs if o is not None]
+        self.result = _results(checked, outputs)
+        self.lent = any(a is not b for a, b in zip(outputs, own, strict=True))
+        sides = _sides(checked)
+        self.tensor_sides = [(name, o) for name, o in sides if o.kind == "torch"]
+        held = [*(o for _, o in sides), *own]
+        self.described = {id(o): described.get(id(o)) or _description(o.original) for o in held if o.kind == "torch"}
+        # NumPy does not resize an array that has a weak reference.
+        self._unresized = [weakref.ref(o.original) for _, o in sides if type(o.original) is np.ndarray]
+        self._tensors = [o.original for o in outputs if o.kind == "torch"]
+        arrays = [a for o in (*checked.inputs, *outputs) for a in (o.array, o.twin)]
+        self._arrays = [a for a in (*arrays, *(o.array for o in checked.tables)) if a is not None]
+        self._written = [a for o in outputs for a in (o.array, o.twin) if a is not None]
+        self.last = LIMIT - checked.inputs[0].view.shape[1] + 1
+        self.counting = checked.positions.form == COUNTING and not isinstance(checked.setup.source, CallerTables)
+        self.runner = None if self.call is None else self._new_runner(self.call)
+        if self.runner is not None:
+            self.runner.place(self.value)
+            self.runner.keep_bound()
+
+    def _new_runner(self, call: Call) -> Runner:
+        runner = Runner(call)
+        runner.bind(memories_of(self.checked.inputs, self.checked.outputs, self.checked.tables))
+        return runner
+
+    def check_tensors(self, sides: Sequence[tuple[str, Operand]]) -> None:
+        """Raise `ShapeError` for a tensor of a run that is no more what was bound."""
+        for name, o in sides:
+            bound = self.described.get(id(o))
+            if bound is not None and _description(o.original) != bound:
+                raise ShapeError(
+                    f"{name}: memory, shape, strides, dtype or requires_grad of the tensor were replaced "
+                    "(as `data = `, `set_`, `resize_`, `requires_grad_` do) after the plan was made; make a new plan"
+                    + (", or give the tensor to `run`" if name == "x" else "")
+                )
+
+    def run(self, waits: Sequence[Any]) -> Any:
+        """Rotate and return the result."""
+        call = self.call
         if call is None:
-            return self._result
-        # What an error or an interrupt leaves half set is not used again.
-        runner, self._runner = self._runner, None
+            return self.result
+        runner, self.runner = self.runner, None
         if runner is None:
-            given = self._prepared
-            runner = Runner(call)
-            runner.bind(memories_of(given.inputs, given.outputs, given.tables))
-        runner.place(self._value)
+            runner = self._new_runner(call)
+        runner.place(self.value)
         if self._tensors:
             note_writes(self._tensors)
         if call.on_host:
@@ -194,80 +229,53 @@ class Plan:
             runner.run_on_host(self)
         else:
             runner.run_on_device(waits, self._arrays, self._written)
-        self._runner = runner
-        return self._result
+        self.runner = runner
+        return self.result
 
-    def _move(self, positions: Any) -> None:
-        """Take other positions."""
-        if self._counting and type(positions) is int and -LIMIT <= positions <= self._last:
-            self._value = positions
-            return
-        given = self._prepared
-        batch, seq = given.inputs[0].view.shape[:2]
-        if self._call is None:
-            given.setup.source.check(positions, batch, seq)
-            return
-        moved = given.setup.source.positions(positions, batch, seq)
-        if moved.form != given.positions.form:
-            self._take(given.inputs, [o for o in given.outputs if o is not None], moved)
-        self._value = moved.value
 
-    def _sides(self, inputs: Sequence[Operand], outputs: Sequence[Operand | None]) -> list[tuple[str, Operand]]:
-        """Return all arrays of a run by the argument's name."""
-        sides = [("x", o) for o in inputs]
-        sides += [("out", out) for x, out in zip(inputs, outputs, strict=True) if out is not None and out is not x]
-        return [*sides, *zip(("cos", "sin"), self._prepared.tables, strict=False)]
+def _moved(binding: _Binding, positions: Any) -> _Binding:
+    """Return the binding at other positions: a new one if they have another form."""
+    if binding.counting and type(positions) is int and -LIMIT <= positions <= binding.last:
+        binding.value = positions
+        return binding
+    checked = binding.checked
+    batch, seq = checked.inputs[0].view.shape[:2]
+    if binding.call is None:
+        checked.setup.source.check(positions, batch, seq)
+        return binding
+    moved = checked.setup.source.positions(positions, batch, seq)
+    if moved.form != checked.positions.form:
+        return _Binding(checked._replace(positions=moved), binding.own, binding.described)
+    binding.value = moved.value
+    return binding
 
-    def _check_tensors(self, sides: Sequence[tuple[str, Operand]]) -> None:
-        """Raise `ShapeError` for a tensor of a run that is no more what was bound."""
-        for name, o in sides:
-            bound = self._bound.get(id(o))
-            if bound is not None and _description(o.original) != bound:
-                raise ShapeError(
-                    f"{name}: memory, shape, strides, dtype or requires_grad of the tensor were replaced "
-                    "(as `data = `, `set_`, `resize_`, `requires_grad_` do) after the plan was made; make a new plan"
-                    + (", or give the tensor to `run`" if name == "x" else "")
-                )
 
-    def _replace(self, x: Any, out: Any) -> None:
-        """Bind to other inputs, to other outputs for one run, or to the plan's own again.
+def _new_output(x: Operand, call: Call | None, k: int) -> Operand:
+    make = None if call is None else call.makers[k]
+    if call is None or make is None or not x.view.size:
+        return empty_like(x)
+    made = make(x.array if x.kind == "opencl" else x.original, call.state)[0]
+    return operand(made, x.layout, "out", writable=True)
 
-        Raises `ShapeError` for what does not fit. out: None, of a part as well, for the plan's own output.
-        """
-        given = self._prepared
-        inputs = given.inputs
-        in_place = [a is own for a, own in zip(inputs, self._own, strict=True)]
-        if x is not None:
-            arrays = self._listed("x", x)
-            inputs = [_like("x", new, was, moved) for new, was, moved in zip(arrays, inputs, in_place, strict=True)]
-        outputs = [a if moved else own for a, own, moved in zip(inputs, self._own, in_place, strict=True)]
-        if out is not None:
-            if any(in_place):
-                raise ShapeError("out: given to a plan that rotates in place; make a plan with another `out`")
-            arrays = self._listed("out", out)
-            outputs = [
-                own if new is None else _like("out", new, own, True)
-                for new, own in zip(arrays, self._own, strict=True)
-            ]  # fmt: skip
-        for taken, target, moved, own in zip(inputs, outputs, in_place, self._own, strict=True):
-            if not moved and check_out(taken, target):
-                what = "x: is the plan's own output" if target is own else "out: is the plan's input"
-                raise ShapeError(f"{what}, the plan was made to rotate out of place")
-        check_apart(inputs, outputs)
-        sides = self._sides(inputs, outputs)
-        self._check_tensors(sides)
-        for name, o in sides:
-            if self._call is not None and o.array is not None and o.array.context != self._call.state.runtime.context:
-                raise ShapeError(f"{name}: the array lives in another OpenCL context than the plan")
-        self._own = [a if moved else own for a, own, moved in zip(inputs, self._own, in_place, strict=True)]
-        self._take(inputs, outputs, given.positions._replace(value=self._value))
 
-    def _listed(self, name: str, given: Any) -> list[Any]:
-        own = self._own
-        arrays = listed(name, given, len(own)) if self._prepared.setup.several else [given]
-        if len(arrays) != len(own):
-            raise ShapeError(f"{name}: got {len(arrays)} arrays, the plan was made for {len(own)}")
-        return arrays
+def _results(checked: CheckedCall, outputs: Sequence[Operand]) -> Any:
+    results = tuple(out.original for out in outputs)
+    return results if checked.setup.several else results[0]
+
+
+def _sides(checked: CheckedCall) -> list[tuple[str, Operand]]:
+    """Return all arrays of a run by the argument's name."""
+    pairs = zip(checked.inputs, checked.outputs, strict=True)
+    outputs = [("out", out) for x, out in pairs if out is not None and out is not x]
+    return [*(("x", o) for o in checked.inputs), *outputs, *zip(("cos", "sin"), checked.tables, strict=False)]
+
+
+def _listed(name: str, given: Any, checked: CheckedCall) -> list[Any]:
+    count = len(checked.inputs)
+    arrays = listed(name, given, count) if checked.setup.several else [given]
+    if len(arrays) != count:
+        raise ShapeError(f"{name}: got {len(arrays)} arrays, the plan was made for {count}")
+    return arrays
 
 
 def _like(name: str, given: Any, before: Operand, writable: bool) -> Operand:
