@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ConfigError, RopeError
-from .exit_code import UNUSABLE, WRONG
+from ..errors import ConfigError, DeviceError, RopeError
+from .exit_code import WRONG
 from .lab_view import LabView, write_report
 from .options import Devices, JsonFile, Quiet, Seed, flag, value
 from .output import check_places, print_line, progress_bar
@@ -189,8 +189,10 @@ def check_kernel(
         watch(watched, run_suites)
     report = run_suites()
     if not report.ok:
-        failed = any(d.first_failure is not None for d in report.devices)
-        raise SystemExit(WRONG if failed or report.verdict == "NOT SHOWN" else UNUSABLE)
+        if report.verdict == "NOT SHOWN" or any(d.first_failure is not None for d in report.devices):
+            raise SystemExit(WRONG)
+        problems = [f"device: {d.target.problem}" for d in report.devices if d.target.problem]
+        raise DeviceError("; ".join(problems) or f"suite: no case of {', '.join(report.suites)} was run and right")
 
 
 def _refuse_contradictions(ways: dict[str, Any], options: dict[str, Any]) -> None:

@@ -159,7 +159,10 @@ def build_facts(device: DeviceInfo, source: str, options: Sequence[str], macros:
 
     runtime = runtime_for(device)
     program = build(runtime.context, runtime.cl_device, source, [*options, "-cl-kernel-arg-info"])
-    names = [name for name in str(program.get_info(cl.program_info.KERNEL_NAMES)).split(";") if name]
+    try:
+        names = [name for name in str(program.get_info(cl.program_info.KERNEL_NAMES)).split(";") if name]
+    except cl.LogicError:
+        names = []  # Intel's runtime says that of a program without kernels
     try:
         kernels = [_signature(cl.Kernel(program, name), name, runtime.cl_device) for name in names]
     except cl.Error as error:
