@@ -66,6 +66,7 @@ class Plan:
             runner = Runner(call)
             runner.bind(memories_of(prepared.inputs, prepared.outputs, prepared.tables))
             runner.place(positions.value)
+            runner.bind_norms(prepared.setup.norms)
             runner.keep_bound()
         self._prepared, self._call, self._runner = prepared, call, runner
         self._value, self._result = positions.value, self._results(outputs)
@@ -185,6 +186,7 @@ class Plan:
             runner = Runner(call)
             runner.bind(memories_of(given.inputs, given.outputs, given.tables))
         runner.place(self._value)
+        runner.bind_norms(self._prepared.setup.norms)
         if self._tensors:
             note_writes(self._tensors)
         if call.on_host:
