@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from helpers import aligned_memory, same
 
 import clrope
 from clrope import ConfigError, Norm, RopeConfig, ShapeError, reference
-from clrope.call.runtime import queue_for
+from clrope.call.runtime import queue_for, runtime_for
 from clrope.layout import DTYPES
 from clrope.norm_emulation import emulate_norm_rope, emulate_rms_norm
 from clrope.testing import limit_for, nmse
@@ -115,6 +116,40 @@ def test_q_and_k_in_one_launch(device: clrope.DeviceInfo, out: Any, rng: np.rand
         assert plan.launches == (1 if pair[0] is not None else 2)
         for a, b in zip(plan.run(), want, strict=True):
             assert same(a, b).all()
+
+
+@pytest.mark.parametrize("transfer", ["auto", "map", "copy"])
+def test_plans(device: clrope.DeviceInfo, transfer: Any, rng: np.random.Generator) -> None:
+    """Plans of every kind of memory keep their norms when arrays and positions change."""
+    config, op = RopeConfig("normal", 32), clrope.Rope(RopeConfig("normal", 32), device)
+    for norm in (norm_for(rng, 64), norm_for(rng, 64 * 6, over="heads", order="after", rounding="each")):
+        x, other = drawn(rng, "f16", 2, 40, 6, 64), drawn(rng, "f16", 2, 40, 6, 64)
+        plan = op.plan(x, 9, norm=norm, transfer=transfer)
+        assert same(plan.run(), emulate_norm_rope(x, 9, config, norm)).all()
+        assert same(plan.run(other, 1 << 19), emulate_norm_rope(other, 1 << 19, config, norm)).all()
+        positions = rng.integers(0, 1000, (2, 40))
+        assert same(plan.run(positions=positions), emulate_norm_rope(other, positions, config, norm)).all()
+
+
+def test_layers_share_a_call(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
+    """Norms that differ in their weights alone need no call of their own, also in several threads at a time."""
+    x, config = drawn(rng, "f32", 1, 2, 4, 64), RopeConfig("neox", 64)
+    norms = [Norm(rng.uniform(-1, 1, 64), 1e-6) for _ in range(12)]
+    want = [emulate_norm_rope(x, 4, config, norm) for norm in norms]
+    op = clrope.Rope(config, device)
+    op(x, 4, norm=norms[0])
+    calls = runtime_for(device).calls
+    before = len(calls)
+
+    def layers(first: int) -> None:
+        for k in (*range(first, 12), *range(first)):
+            assert same(op(x, 4, norm=norms[k]), want[k]).all()
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(layers, 3 * k) for k in range(4)]:
+            done.result()
+    assert len(calls) == before
+    assert same(op(x, 4), clrope.emulation.emulate_rope(x, 4, config)).all()
 
 
 def test_strides_and_angles(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
