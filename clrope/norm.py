@@ -98,11 +98,13 @@ class Norm:
             raise ShapeError(f"norm: got a weight of {self.weight.size} elements, {what} {wanted} is needed")
 
 
-def checked_norms(norm: Any, several: bool, count: int) -> tuple[Norm | None, ...]:
-    """Return the norm of each of `count` tensors, () for none at all; raises `ConfigError`."""
+def checked_norms(norm: Any, x: Any) -> tuple[Norm | None, ...]:
+    """Return the norm of each tensor of a call on x, () for none at all; raises `ConfigError`."""
     if norm is None:
         return ()
+    several = isinstance(x, (tuple, list))
     given = tuple(norm) if several and isinstance(norm, (tuple, list)) else (norm,)
+    count = len(x) if several else 1
     if len(given) != count:
         raise ConfigError(f"norm: got {len(given)} for {count} arrays, one for each is needed, None for no norm")
     for each in given:

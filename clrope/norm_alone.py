@@ -42,7 +42,7 @@ def rms_norm(
     waits = () if wait_for is None else check_events(wait_for)
     op = Rope(_UNUSED, "auto" if device is None else device)
     inputs, several = inputs_of(x, layout)
-    norms = checked_norms(norm, several, len(inputs))
+    norms = checked_norms(norm, x)
     if not norms or None in norms:
         raise ConfigError("norm: got None, a clrope.Norm is needed for each array")
     shapes = [o.view.shape for o in inputs]

@@ -110,7 +110,7 @@ class Rope:
             waits = () if wait_for is None else check_events(wait_for)
             several = type(x) is tuple or type(x) is list
             inputs = x if several else (x,)
-            norms = () if norm is None else checked_norms(norm, several, len(inputs))
+            norms = () if norm is None else checked_norms(norm, x)
             found = None
             if (forward is True or forward is False) and type(layout) is str:
                 found = signature(inputs, several, out)
@@ -180,8 +180,7 @@ class Rope:
         shares the host's memory. Other arguments and errors as for `clrope.rope`.
         """
         positions = chosen_positions(positions, offsets)
-        several = isinstance(x, (tuple, list))
-        norms = checked_norms(norm, several, len(x) if several else 1)
+        norms = checked_norms(norm, x)
         with opencl_errors(self._device_name):
             return Plan(self._prepared(x, positions, forward, out, layout, transfer, norms)[1])
 

@@ -12,7 +12,10 @@ from helpers import aligned_memory, same
 
 import clrope
 from clrope import ConfigError, Norm, RopeConfig, ShapeError, reference
+from clrope.call import call
 from clrope.call.runtime import queue_for, runtime_for
+from clrope.kernels import norm_rows
+from clrope.kernels.variant import Variant
 from clrope.layout import DTYPES
 from clrope.norm_emulation import emulate_norm_rope, emulate_rms_norm
 from clrope.testing import limit_for, nmse
@@ -48,6 +51,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(kind.values()))
 def test_every_kind(device: clrope.DeviceInfo, kind: dict[str, Any], rng: np.random.Generator) -> None:
     """Types and head sizes in turn, by the kernel for rows and by the one for any strides."""
@@ -69,6 +73,33 @@ def test_every_kind(device: clrope.DeviceInfo, kind: dict[str, Any], rng: np.ran
     plan = clrope.Rope(config, device).plan(apart, positions, norm=norm)
     assert [v.kernel for v in plan.variants] == ["norm_strided"]
     check(plan.run(), x, positions, config, norm, dtype)
+
+
+VARIANTS = [
+    {"width": width, "access": access, "store": store, "angles": angles}
+    for width, store, angles in ((2, "plain", "fused"), (4, "nontemporal", "cached"), (8, "nontemporal", "fused"),
+                                 (16, "plain", "cached"))
+    for access in ("builtin", "clang")
+]  # fmt: skip
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("parameters", VARIANTS, ids=lambda p: "-".join(map(str, p.values())))
+def test_every_variant(
+    device: clrope.DeviceInfo, parameters: dict[str, Any], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vectors of every length, also those that are not chosen here, have the same bits."""
+    number = VARIANTS.index(parameters)
+    variant = Variant(norm_rows.KERNEL, **parameters)
+    monkeypatch.setattr(call, "select_with_norm", lambda device, problem, nbytes, preferred: variant.fit(problem))
+    # A configuration of its own, so that no call that was made for another variant is used.
+    config = RopeConfig(("normal", "neox")[number // 2 % 2], 64, n_offs=16, attn_factor=1 + (number + 1) / 64)
+    x = drawn(rng, ("f32", "bf16")[number % 2] if parameters["store"] == "plain" else "f32", 1, 5, 20, 96)
+    norm = norm_for(rng, 96, order=("before", "after")[number // 4], rounding="each")
+    target = aligned_memory(x.size, x.dtype).reshape(x.shape)
+    plan = clrope.Rope(config, device).plan(x, 11, out=target, norm=norm)
+    assert plan.variants == [variant]
+    assert same(plan.run(), emulate_norm_rope(x, 11, config, norm)).all()
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
@@ -240,7 +271,7 @@ def test_refusals(device: clrope.DeviceInfo) -> None:
     op = clrope.Rope(config, device)
     chosen = clrope.Rope(config, device, variant=op.plan(x, 0).variants[0])
     shifted = out.reshape(-1)[1:49].reshape(1, 1, 3, 16)
-    for kind, text, call in (
+    for kind, text, wrong in (
         (ShapeError, "norm: got a weight of 48 elements, head_dim 16", lambda: op(x, 0, out=out, norm=head)),
         (ShapeError, "norm: got a weight of 16 elements, 3 heads", lambda: op(x, 0, out=out, norm=heads)),
         (ConfigError, "forward=False", lambda: op(x, 0, False, out, norm=norm)),
@@ -252,7 +283,7 @@ def test_refusals(device: clrope.DeviceInfo) -> None:
         (ShapeError, "overlaps x", lambda: op(out[:, :1], 0, out=shifted, norm=norm)),
     ):
         with pytest.raises(kind, match=text):
-            call()
+            wrong()
         assert (out == 7).all()
     assert same(op(x, 0, norm=long), emulate_norm_rope(x, 0, config, long)).all()
     many = np.ones((1, 1, 40, 1024), np.float32)[..., ::2]
