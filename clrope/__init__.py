@@ -20,6 +20,8 @@ from .device import DeviceInfo, device, devices
 from .errors import BuildError, ConfigError, DeviceError, RopeError, ShapeError, UnsupportedError
 from .identify import Hypothesis, Identification, identify
 from .layout import TensorView
+from .norm import Norm
+from .norm_alone import rms_norm
 from .operation import Rope
 from .permute import permute_qk
 from .positions import packed_positions
@@ -35,6 +37,7 @@ __all__ = [
     "DeviceInfo",
     "Hypothesis",
     "Identification",
+    "Norm",
     "Rope",
     "RopeConfig",
     "RopeError",
@@ -51,6 +54,7 @@ __all__ = [
     "packed_positions",
     "permute_qk",
     "reference",
+    "rms_norm",
     "rope",
     "rotate",
 ]

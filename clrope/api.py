@@ -24,6 +24,7 @@ def rope(
     cu_seqlens: Any = None,
     offsets: Any = None,
     wait_for: Any = None,
+    norm: Any = None,
     **fields: Any,
 ) -> Any:
     """Rotate x by its positions on an OpenCL device and return an array of the same kind, shape and dtype.
@@ -45,6 +46,8 @@ def rope(
     cu_seqlens: [n + 1] bounds of sequences packed along s (x of rank 3, or one batch), instead of positions: each
                counts from 0, or from its number in `offsets` [n].
     wait_for:  events to wait for first.
+    norm:      a `clrope.Norm` before or after the rotation, in the same launch; for a tuple x a tuple with one for each
+               array, None for none. Forward only.
 
     Raises `ConfigError`, `ShapeError`, `DeviceError`, `BuildError` (all `RopeError`) before anything is launched.
     """
@@ -56,7 +59,7 @@ def rope(
         positions = _packed(x, positions, layout, cu_seqlens, offsets)
     elif positions is None or offsets is not None:
         positions = chosen_positions(positions, offsets, "offsets, or cu_seqlens")
-    return operation(config, device)(x, positions, forward, out, layout, wait_for=wait_for)
+    return operation(config, device)(x, positions, forward, out, layout, wait_for=wait_for, norm=norm)
 
 
 def operation(config: RopeConfig, device: Any = None) -> Rope:

@@ -25,6 +25,7 @@ from .errors import ConfigError, DeviceError, ShapeError, shown
 from .kernels.kernel import Kernel
 from .kernels.variant import Variant, check_variant
 from .layout import LONGEST_AXIS, parse_layout
+from .norm import Norm, checked_norms
 from .positions import chosen_positions, position_rows
 from .select import database
 
@@ -99,6 +100,7 @@ class Rope:
         *,
         offsets: Any = None,
         wait_for: Sequence[pyopencl.Event] | None = None,
+        norm: Any = None,
     ) -> Any:
         """Rotate x (an array or a tuple of arrays that share positions) and return the result; see `clrope.rope`."""
         try:
@@ -107,11 +109,12 @@ class Rope:
             waits = () if wait_for is None else check_events(wait_for)
             several = type(x) is tuple or type(x) is list
             inputs = x if several else (x,)
+            norms = () if norm is None else checked_norms(norm, x)
             found = None
             if (forward is True or forward is False) and type(layout) is str:
                 found = signature(inputs, several, out)
             if found is None:
-                call, prepared = self._prepared(x, positions, forward, out, layout, "auto")
+                call, prepared = self._prepared(x, positions, forward, out, layout, "auto", norms)
                 return self._run(call, prepared, waits)
             key, given, memories, on_host = found
             state = self.target_of_memories(memories, on_host)
@@ -120,16 +123,18 @@ class Rope:
             else:
                 form, value = self._positions(x, inputs[0].shape, positions, forward, out, layout)
             key += (self.config, self.variant, forward, layout, several, database.generation(), form, state)
+            if norms:
+                key += [None if n is None else n.form for n in norms]
             signed = tuple(key)
             call = state.runtime.calls.get(signed)
             if call is None or (call.may_overlap and call.overlap(memories)):
-                call, prepared = self._prepared(x, positions, forward, out, layout, "auto")
+                call, prepared = self._prepared(x, positions, forward, out, layout, "auto", norms)
                 result = self._run(call, prepared, waits)
                 in_place = [o is a for a, o in zip(prepared.inputs, prepared.outputs, strict=True)]
                 if call is not None and in_place == [b is a for a, b in zip(inputs, given, strict=True)]:
                     state.runtime.remember(signed, call)
                 return result
-            return call.run(inputs, given, memories, value, waits)
+            return call.run(inputs, given, memories, value, waits, norms)
         except Exception as error:
             failure = launch_error(self._device_name, error)
             if failure is not None:
@@ -154,7 +159,7 @@ class Rope:
         outputs = [None if o is None else o.original for o in prepared.outputs]
         memories = memories_of(prepared.inputs, prepared.outputs, prepared.tables)
         inputs = [o.array if o.kind == "opencl" else o.original for o in prepared.inputs]
-        return call.run(inputs, outputs, memories, prepared.positions.value, waits)
+        return call.run(inputs, outputs, memories, prepared.positions.value, waits, prepared.setup.norms)
 
     def plan(
         self,
@@ -166,6 +171,7 @@ class Rope:
         *,
         offsets: Any = None,
         transfer: Transfer = "auto",
+        norm: Any = None,
     ) -> Plan:
         """Check everything, build, bind, and return a `Plan` whose `run()` rotates these arrays.
 
@@ -173,17 +179,19 @@ class Rope:
         shares the host's memory. Other arguments and errors as for `clrope.rope`.
         """
         positions = chosen_positions(positions, offsets)
+        norms = checked_norms(norm, x)
         with opencl_errors(self._device_name):
-            return Plan(self._prepared(x, positions, forward, out, layout, transfer)[1])
+            return Plan(self._prepared(x, positions, forward, out, layout, transfer, norms)[1])
 
     def _prepared(
-        self, x: Any, positions: Any, forward: Any, out: Any, layout: str, transfer: Transfer
-    ) -> tuple[Call | None, CheckedCall]:
+        self, x: Any, positions: Any, forward: Any, out: Any, layout: str, transfer: Transfer,
+        norms: tuple[Norm | None, ...] = (),
+    ) -> tuple[Call | None, CheckedCall]:  # fmt: skip
         """Return the call of these arguments (None: there is nothing to rotate), and what it is run with."""
         try:
             forward = check_forward(forward)
             prepared = prepare(
-                self.config, self.variant, x, positions, forward, out, layout, transfer, self.target_of
+                self.config, self.variant, x, positions, forward, out, layout, transfer, self.target_of, norms
             )  # fmt: skip
             return None if prepared.empty else prepared.call(), prepared
         except (ShapeError, ConfigError) as error:

@@ -15,6 +15,7 @@ from .angles import AngleTable, angle_table
 from .config import RopeConfig
 from .errors import reading
 from .layout import canonical, dtype_name
+from .norm import Norm
 from .positions import PositionRows, position_rows
 
 F32 = npt.NDArray[np.float32]
@@ -102,6 +103,30 @@ def pair_indices(config: RopeConfig) -> tuple[npt.NDArray[np.intp], npt.NDArray[
     if config.mode == "normal":
         return config.n_offs + 2 * i, config.n_offs + 2 * i + 1
     return config.n_offs + i, config.n_offs + pairs + i
+
+
+def rms_norm(x: Any, norm: Norm, layout: str = "bsnd") -> F64:
+    """Return the RMS norm of x in float64, x / sqrt(mean(x²) + eps) · (weight + weight_offset), as a new array.
+
+    x, layout: as for `rope`.
+    """
+    with reading("x", x):
+        array = np.asarray(x)
+    dtype_name(array.dtype)
+    out = np.array(array, np.float64, order="C")
+    heads = canonical(out, layout)
+    norm.check(heads.shape)
+    groups = heads.reshape(*heads.shape[:2], -1, norm.weight.size)
+    root = np.sqrt((groups**2).mean(axis=-1, keepdims=True) + norm.eps)
+    heads[...] = (groups / root * (norm.weight + norm.weight_offset)).reshape(heads.shape)
+    return out
+
+
+def norm_rope(x: Any, positions: Any, config: RopeConfig, norm: Norm, layout: str = "bsnd") -> F64:
+    """Return x normed and rotated in float64, in the order that the norm says; arguments as for `rope`."""
+    if norm.order == "before":
+        return rope(rms_norm(x, norm, layout), positions, config, layout=layout)
+    return rms_norm(rope(x, positions, config, layout=layout), norm, layout)
 
 
 def rope(x: Any, positions: Any, config: RopeConfig, forward: bool = True, layout: str = "bsnd") -> F64:

@@ -15,7 +15,9 @@ from ..kernels.launch import LaunchSpec
 from ..kernels.problem import BUFFER_ALIGNMENT, PairLayout, Problem
 from ..kernels.variant import Variant
 from ..layout import TensorView
+from ..norm import Norm, NormForm
 from ..select.choice import select
+from ..select.norm_choice import select_with_norm
 from .chunks import Chunk, chunks_that_fit
 from .events import pending, wait_on_host
 from .memory import Access
@@ -47,6 +49,7 @@ class TensorPart(NamedTuple):
     access: Access
     pairs: PairLayout
     make: Maker | None
+    norm: NormForm | None = None
 
 
 @dataclass(eq=False)
@@ -169,8 +172,10 @@ class Call:
         problem = Problem(
             x.shape, x.dtype, x.strides, y.strides, part.pairs, part.in_place, forward,
             self.source.form(self.form, real_of(x.dtype)), chunk.row_stride, alignments[0], alignments[1],
+            part.norm,
         )  # fmt: skip
-        return Step(number, chunk, problem, select(self.state.runtime.info, problem, nbytes, preferred))
+        choose = select if part.norm is None else select_with_norm
+        return Step(number, chunk, problem, choose(self.state.runtime.info, problem, nbytes, preferred))
 
     def _tables(self) -> list[FilledTable]:
         runtime = self.state.runtime
@@ -220,12 +225,13 @@ class Call:
         return False
 
     def run(
-        self, inputs: Sequence[Any], outputs: list[Any], memories: list[Any], value: Any, waits: Sequence[Any] = ()
-    ) -> Any:
+        self, inputs: Sequence[Any], outputs: list[Any], memories: list[Any], value: Any, waits: Sequence[Any] = (),
+        norms: tuple[Norm | None, ...] = (),
+    ) -> Any:  # fmt: skip
         """Rotate arrays of this signature and return the result.
 
         outputs: None for new ones. memories: inputs and outputs in turn, None for new ones, then tables. value: of
-        positions, in this call's form.
+        positions, in this call's form. norms: one for each tensor, () for none.
         """
         state = self.state
         for k, make in enumerate(self.makers):
@@ -237,6 +243,8 @@ class Call:
             runner = Runner(self)
         runner.bind(memories)
         runner.place(value)
+        if norms:
+            runner.bind_norms(norms)
         if self.tensors:
             note_writes([outputs[k] for k in self.tensors])
         if self.on_host:
@@ -276,7 +284,8 @@ def _joined(steps: Sequence[Step]) -> list[Step]:
     for step in steps:
         chunk, problem = step.chunk, step.problem
         at = (chunk.batches.start, chunk.batches.stop, chunk.tokens.start, chunk.tokens.stop, chunk.row_stride)
-        alike = (at, problem.dtype, problem.pairs, problem.in_place, problem.angles, step.variant)
+        norm = None if problem.norm is None else problem.norm.program
+        alike = (at, problem.dtype, problem.pairs, problem.in_place, problem.angles, step.variant, norm)
         mate = waiting.pop(alike, None)
         if mate is not None:
             mate.second = step

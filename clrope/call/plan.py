@@ -198,6 +198,8 @@ class _Binding:
     def _new_runner(self, call: Call) -> Runner:
         runner = Runner(call)
         runner.bind(memories_of(self.checked.inputs, self.checked.outputs, self.checked.tables))
+        if self.checked.setup.norms:
+            runner.bind_norms(self.checked.setup.norms)
         return runner
 
     def check_tensors(self, sides: Sequence[tuple[str, Operand]]) -> None:

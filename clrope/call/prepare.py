@@ -9,10 +9,11 @@ from typing import Any, Literal, NamedTuple
 from ..arguments import listed
 from ..arrays import Operand, check_apart, check_out, operand
 from ..config import RopeConfig
-from ..errors import ShapeError, shown
+from ..errors import ConfigError, ShapeError, shown
 from ..kernels.problem import PairLayout
 from ..kernels.variant import Variant
 from ..layout import LONGEST_AXIS, TensorView
+from ..norm import Norm, NormForm, check_shapes
 from ..positions import Offsets
 from ..select import database
 from .array_signature import alignment_of_operand, result_maker
@@ -30,7 +31,7 @@ Target = Callable[[list[Operand]], QueueState]
 
 
 class Setup(NamedTuple):
-    """What a call needs besides its arrays, checked."""
+    """What a call needs besides its arrays, checked. norms: of each array; () if there is none at all."""
 
     pairs: list[PairLayout]
     source: ConfigAngles | CallerTables
@@ -38,6 +39,12 @@ class Setup(NamedTuple):
     several: bool
     variant: Variant | None
     transfer: Transfer
+    norms: tuple[Norm | None, ...] = ()
+
+    @property
+    def norm_forms(self) -> tuple[NormForm | None, ...]:
+        """The norms but their weights."""
+        return tuple(None if norm is None else norm.form for norm in self.norms)
 
 
 class CheckedCall(NamedTuple):
@@ -113,19 +120,23 @@ def outputs_of(inputs: list[Operand], out: Any, single: bool, layout: str) -> li
 
 def prepare(
     config: RopeConfig, variant: Variant | None, x: Any, positions: Any, forward: bool, out: Any, layout: str,
-    transfer: Transfer, target: Target,
+    transfer: Transfer, target: Target, norms: tuple[Norm | None, ...] = (),
 ) -> CheckedCall:  # fmt: skip
     """Check the arguments of `clrope.rope`."""
     check_transfer(transfer)
+    if norms and not forward:
+        raise ConfigError("norm: given together with forward=False, only the forward direction has a norm")
     inputs, several = inputs_of(x, layout)
     outputs = outputs_of(inputs, out, not several, layout)
     configs = {config.for_head_dim(o.view.shape[3]) for o in inputs if o.view.shape[3]}
     if len(configs) > 1:
         raise ShapeError("x: arrays of different head_dim share positions only if the configuration sets n_dims")
+    if norms:
+        check_shapes(norms, [o.view.shape for o in inputs])
     own = next(iter(configs), config if config.n_dims else replace(config, n_dims=2))
     source = ConfigAngles(own)
     pairs = [PairLayout.of_config(own, max(2, o.view.shape[3])) for o in inputs]
-    setup = Setup(pairs, source, forward, several, variant, transfer)
+    setup = Setup(pairs, source, forward, several, variant, transfer, norms)
     where = positions_for(setup, inputs, positions)
     return CheckedCall(setup, inputs, outputs, [], where, target)
 
@@ -151,7 +162,8 @@ def call_for(
     )  # fmt: skip
     source: Any = setup.source.config if isinstance(setup.source, ConfigAngles) else setup.source
     kinds = tuple(o.kind for o in tables)
-    key = (state, *setup._replace(source=source, pairs=None), *setup.pairs, sides, kinds, form, database.generation())  # type: ignore[arg-type]
+    plain = setup._replace(source=source, pairs=None, norms=setup.norm_forms)  # type: ignore[arg-type]
+    key = (state, *plain, *setup.pairs, sides, kinds, form, database.generation())
     call: Call | None = state.runtime.calls.get(key)
     if call is None:
         call = _new_call(state, setup, inputs, outputs, tables, form)
@@ -165,7 +177,8 @@ def _new_call(
 ) -> Call:  # fmt: skip
     runtime, variant = state.runtime, setup.variant
     parts = []
-    for x, out, pairs in zip(inputs, outputs, setup.pairs, strict=True):
+    norms = setup.norm_forms or (None,) * len(inputs)
+    for x, out, pairs, norm in zip(inputs, outputs, setup.pairs, norms, strict=True):
         y, make = x.view, None
         alignment = alignment_of_operand(x if out is None else out)
         if out is None:
@@ -175,7 +188,7 @@ def _new_call(
         access = _access(x, runtime, setup.transfer, variant)
         parts.append(
             TensorPart(
-                _unplaced(x.view), _unplaced(y), alignment_of_operand(x), alignment, out is x, access, pairs, make
+                _unplaced(x.view), _unplaced(y), alignment_of_operand(x), alignment, out is x, access, pairs, make, norm
             )
         )
     nbytes = sum(o.view.nbytes for o in inputs)

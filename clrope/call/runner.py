@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..kernels.launch import Launch
+from ..norm import Norm
 from .events import all_ended, launch_error, pending, wait_on_host
 from .memory import KINDS, Access, Argument, Mapped, address_of, host_view
 from .runtime import runtimes
@@ -38,6 +39,9 @@ class Runner:
         self._ready: list[list[Any]] = [[] for _ in self.launches]
         self._direct = self.launches[: len(self.launches) - call.copied]
         self._value: Any = None
+        #: The norms that are bound, and what must stay alive for them.
+        self._norms: tuple[Norm | None, ...] = ()
+        self._scales: list[Any] = []
         #: Of the last launches on OpenCL arrays.
         self._events: list[Any] = []
         self._uploads: list[Any] = []
@@ -154,6 +158,20 @@ class Runner:
             launch.bind({"positions": uploads[-1]})
         self._uploads = uploads  # OpenCL keeps no reference to buffers given as arguments before the launch
         self._value = value
+
+    def bind_norms(self, norms: tuple[Norm | None, ...]) -> None:
+        """Set the weights of the norms, one for each tensor of the call."""
+        if norms == self._norms:
+            return
+        self._norms = ()
+        scales = []
+        for step, launch in zip(self.call.steps, self.launches, strict=True):
+            for one, name in ((step, "scale"), (step.second, "scale2")):
+                norm = None if one is None else norms[one.part]
+                if norm is not None:
+                    scales.append(self._state.runtime.scale_of(norm, real_of(step.problem.dtype)))
+                    launch.bind({name: scales[-1]})
+        self._scales, self._norms = scales, norms
 
     def _fill_tables(self, waits: Sequence[Any] | None) -> None:
         """Put on the queue what fills the tables, unless they hold these positions; launches wait for it."""

@@ -23,6 +23,7 @@ from ..errors import DeviceError
 from ..kernels.binaries import includes_files
 from ..kernels.build import build
 from ..kernels.launch import LaunchSpec
+from ..norm import Norm
 from .events import all_ended, complete, launch_error, out_of_memory
 from .table_sets import TableSets
 from .transfer import Staging
@@ -42,6 +43,7 @@ CALLS_KEPT = 512
 PROGRAMS_KEPT = 256
 HOST_BUFFERS_KEPT = 1024
 CONSTANTS_KEPT = 256
+SCALES_KEPT = 1024
 QUEUES_KEPT = 32
 FOREIGN_RUNTIMES_KEPT = 8
 TARGETS_KEPT = 64
@@ -130,7 +132,7 @@ class Runtime:
     context:   the context; `cl_device` its device.
     calls:     calls by signature: the one table of what `rope`, `rotate` and plans run.
     tables:    tables of cos and sin in no use, for the calls that read some.
-    constants: what depends on a configuration alone, uploaded once.
+    constants: what depends on a configuration alone, uploaded once. scales: of norms, likewise.
     host_buffers: buffers over host memory that is the device's own ('direct'), by address and size. A buffer owns no
                memory, and is used again when an array comes at its address: making one takes PoCL 10 us.
     """
@@ -147,6 +149,7 @@ class Runtime:
         self.calls: dict[Any, Any] = {}
         self.tables = TableSets()
         self.constants: dict[Any, Any] = {}
+        self.scales: dict[tuple[Norm, str], pyopencl.Buffer] = {}
         self.host_buffers: dict[Any, Any] = {}
         self._programs: dict[tuple[str, tuple[str, ...], str | None], pyopencl.Program] = {}
         self._queues: dict[int, QueueState] = {}
@@ -257,6 +260,18 @@ class Runtime:
                 found = build(self.context, self.cl_device, spec.text, spec.options, keep=True)
                 keep(self._programs, key, found, PROGRAMS_KEPT)
             return found
+
+    def scale_of(self, norm: Norm, real: str) -> pyopencl.Buffer:
+        """Return the scale of a norm for a computing type, uploaded once."""
+        import pyopencl as cl
+
+        found = self.scales.get((norm, real))
+        if found is None:
+            flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
+            found = cl.Buffer(self.context, flags, hostbuf=norm.scale(np.float64 if real == "f64" else np.float32))
+            with self.lock:
+                keep(self.scales, (norm, real), found, SCALES_KEPT)
+        return found
 
     @property
     def host_access(self) -> str:

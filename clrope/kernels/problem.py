@@ -8,6 +8,7 @@ from typing import Literal
 
 from ..config import RopeConfig
 from ..layout import DTYPES, Shape4, TensorView
+from ..norm import NormForm
 
 Pairing = Literal["normal", "neox"]
 #: Bytes that every driver aligns its own buffers to (CL_DEVICE_MEM_BASE_ADDR_ALIGN is at least 128 bytes).
@@ -36,6 +37,11 @@ class PairLayout:
         if config.mode == "normal":
             return cls(pairs, config.n_offs, head_dim, 2, 1, 2, 1)
         return cls(pairs, config.n_offs, head_dim, 1, pairs, 1, pairs)
+
+    @classmethod
+    def none(cls, head_dim: int) -> PairLayout:
+        """Return no pairs: for a norm without a rotation."""
+        return cls(0, 0, head_dim, 1, 0, 1, 0)
 
     @property
     def pairing(self) -> Pairing | None:
@@ -86,6 +92,7 @@ class Problem:
     """One tensor to rotate. Strides are in elements; alignments are those of element [0, 0, 0, 0], in bytes, up to 64.
 
     row_stride: rows of cos and sin from one batch to the next; 0 if all batches share them.
+    norm: the norm before or after the rotation.
     """
 
     shape: Shape4
@@ -99,6 +106,7 @@ class Problem:
     row_stride: int = 0
     x_alignment: int = BUFFER_ALIGNMENT
     y_alignment: int = BUFFER_ALIGNMENT
+    norm: NormForm | None = None
 
     @property
     def itemsize(self) -> int:

@@ -12,7 +12,7 @@ import clrope
 PACKAGE = Path(clrope.__file__).parent
 #: Packages, and those modules of clrope that each may import.
 ALLOWED = {
-    "kernels": {"kernels", "bounded_read", "cache_folder", "config", "device", "errors", "layout"},
+    "kernels": {"kernels", "bounded_read", "cache_folder", "config", "device", "errors", "layout", "norm"},
     "select": {"select", "kernels", "device", "environ", "errors", "layout", "store"},
     "tune": {
         "machine_load",

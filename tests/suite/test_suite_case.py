@@ -122,7 +122,7 @@ def test_suites_are_chosen_by_name() -> None:
     assert {"seed", "ggml", "modes", "types", "layouts"} <= set(names)
     assert [s.name for s in chosen_suites(["all"])] == names
     assert [s.name for s in chosen_suites(["types", "seed", "types"])] == ["types", "seed"]
-    with pytest.raises(ConfigError, match=r"suite: got 'sead', allowed are seed, ggml, .*all$"):
+    with pytest.raises(ConfigError, match=r"suite: got 'sead', allowed are seed, fusion, ggml, .*all$"):
         chosen_suites(["sead"])
     with pytest.raises(ConfigError, match="suite: the name 'seed' is taken"):
         by_name([*chosen_suites(["types"]), suite("seed")(list), *chosen_suites(["seed"])])
