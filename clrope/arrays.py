@@ -73,7 +73,8 @@ def refuse_buffer(x: object, argument: str) -> None:
         )
 
 
-def _is_torch(x: object) -> bool:
+def is_torch(x: object) -> bool:
+    """Whether x is a torch tensor; imports nothing."""
     module = sys.modules.get("torch")
     return module is not None and isinstance(x, module.Tensor)
 
@@ -98,7 +99,7 @@ def _opencl_operand(x: Any, layout: str, argument: str) -> Operand:
 
 
 def _host_operand(x: Any, layout: str, argument: str, writable: bool) -> Operand:
-    kind: Kind = "torch" if _is_torch(x) else "numpy"
+    kind: Kind = "torch" if is_torch(x) else "numpy"
     host = _torch_memory(x, argument) if kind == "torch" else _host_memory(x, argument)
     letters = parse_layout(layout, host.ndim, argument)
     dtype_name(host.dtype, argument)
