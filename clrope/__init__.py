@@ -22,7 +22,7 @@ from .identify import Hypothesis, Identification, identify
 from .layout import TensorView
 from .operation import Rope
 from .permute import permute_qk
-from .positions import packed_positions
+from .positions import packed_positions, scaled_positions
 from .tables import rotate
 
 __version__ = "0.1.0"
@@ -53,4 +53,5 @@ __all__ = [
     "reference",
     "rope",
     "rotate",
+    "scaled_positions",
 ]

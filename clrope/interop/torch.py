@@ -63,7 +63,8 @@ class RoPE(torch.nn.Module):
         if not isinstance(config, RopeConfig):
             raise ConfigError(f"config: got {type(config).__name__}, a RopeConfig is needed")
         if config.uses_sections:
-            raise ConfigError(f"mode: got {config.mode!r}, allowed are 'normal', 'neox'; clrope.rope takes all modes")
+            what = f"mode: got {config.mode!r}" if config.pair_axes is None else "pair_axes: given"
+            raise ConfigError(f"{what}, allowed is one row of positions; clrope.rope takes several")
         module = cls(config.freq_scale, config.freq_base, config.n_dims, config.mode == "normal")
         module._config = json.dumps(config.to_dict())
         return module
