@@ -25,6 +25,7 @@ __all__ = ["GGML_MODES", "SECTION_MODES", "Angles", "AxisFreqs", "Mode", "RopeCo
 
 Angles = Literal["exact", "ggml"]
 AxisFreqs = Literal["restart", "continue", "deal"]
+_GRID_FIELDS = ("pair_axes", "axis_freqs", "axis_bases", "coordinate_scale")
 #: Most axes of a grid, and most units of a coordinate.
 MOST_AXES, MOST_SCALE = 8, 1 << 30
 
@@ -147,6 +148,12 @@ class RopeConfig:
             raise ConfigError(f"angles: got {shown(self.angles)}, allowed are 'exact', 'ggml'")
         if self.angles == "ggml" and (self.pair_axes is not None or self.coordinate_scale != 1):
             raise ConfigError("angles: got 'ggml', which has no pair_axes and no coordinate_scale; 'exact' is allowed")
+
+    def __repr__(self) -> str:
+        # Fields of grids are in it where they say something: they came later, and digests are made of the text.
+        given = [(f, getattr(self, f.name)) for f in fields(self)]
+        shown = [f"{f.name}={value!r}" for f, value in given if f.name not in _GRID_FIELDS or value != f.default]
+        return f"RopeConfig({', '.join(shown)})"
 
     def __hash__(self) -> int:
         # Asked at every call; the fields take ten times as long, freq_factors more.

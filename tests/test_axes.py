@@ -154,6 +154,7 @@ def test_round_trip(rng: np.random.Generator) -> None:
         assert again == config
         assert hash(again) == hash(config)
         assert pickle.loads(pickle.dumps(config)) == config
+        assert eval(repr(config), {"RopeConfig": RopeConfig}) == config
         assert config.for_head_dim(config.n_offs + (config.n_dims or 0)) == config
 
 
@@ -203,6 +204,9 @@ def test_who_has_no_axes() -> None:
     for config in (RopeConfig("neox", pair_axes=GRID), RopeConfig("neox", 32, coordinate_scale=2)):
         with pytest.raises(ConfigError, match="config: got pair_axes or coordinate_scale, ggml has neither"):
             ggml.OpParams.of_config(config)
+    torch = pytest.importorskip("clrope.interop.torch", exc_type=ImportError)
+    with pytest.raises(ConfigError, match="pair_axes: given, but positions have one row here"):
+        torch.RoPE.from_config(RopeConfig("neox", pair_axes=GRID))
 
 
 def test_identified_by_the_configuration(rng: np.random.Generator) -> None:

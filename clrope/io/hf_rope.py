@@ -77,7 +77,7 @@ def rope_type_of(params: Mapping[str, Any], path: str, *, yarn_is_longrope: bool
         name = _ALIASES.get(given, given) if isinstance(given, str) else given
         if yarn_is_longrope and name == "yarn":
             name = "longrope"
-        if name == "axial":
+        if isinstance(name, str) and name == "axial":
             raise ConfigError(
                 f"{path}.{key}: 'axial' does not say which axis drives which pair, which is known of some vision "
                 "encoders; give RopeConfig(pair_axes=...)"
