@@ -24,7 +24,7 @@ from .norm import Norm
 from .norm_alone import rms_norm
 from .operation import Rope
 from .permute import permute_qk
-from .positions import packed_positions
+from .positions import packed_positions, scaled_positions
 from .tables import rotate
 
 __version__ = "0.1.0"
@@ -57,4 +57,5 @@ __all__ = [
     "rms_norm",
     "rope",
     "rotate",
+    "scaled_positions",
 ]

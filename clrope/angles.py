@@ -52,7 +52,7 @@ class AngleTable:
 
     step:      uint64[pairs], omega[i] / 2π as a fraction of a turn, rounded to the nearest 2**-64.
     step_low:  int64[pairs], what that rounding left, in 2**-128 of a turn (for positions beyond ±2**31 and float64).
-    axis:      uint8[pairs], which of the rows t, h, w, e of the positions drives the pair (0 without sections).
+    axis:      uint8[pairs], which row of the positions drives the pair (t, h, w, e in section modes; 0 with one row).
     omega:     float64[pairs], radians per position.
     magnitude: factor on cos and sin.
     ggml:      ggml's own recurrence, for `angles="ggml"`.
@@ -80,10 +80,10 @@ def section_of_pairs(config: RopeConfig, pairs: int) -> tuple[list[int], list[in
     """Return (axis, exponent) of each pair: its position row, and i in `freq_base ** (-2 i / n_dims)`.
 
     ggml's rule (`ggml_mrope_cache_init`): sections are counted in pairs and wrap; 'mrope' and 'imrope' do not restart
-    the exponent, 'vision' restarts an axis' exponent where its section begins.
+    the exponent, 'vision' restarts an axis' exponent where its section begins. With pair_axes, see `_powers`.
     """
     if config.sections is None:
-        return [0] * pairs, list(range(pairs))
+        return list(config.pair_axes or [0] * pairs), list(range(pairs))
     st, sh, sw, _ = config.sections
     total = sum(config.sections)
     axes: list[int] = []
@@ -133,7 +133,7 @@ def _context(config: RopeConfig) -> Context:
     least = min(1.0, *map(abs, config.freq_factors or (1.0,)))
     fastest = math.log10(max(1.0, config.freq_scale)) + math.log10(1 + abs(config.ext_factor)) - math.log10(least)
     # With 'vision' the exponent of freq_base comes near to -2.
-    fastest -= 2 * math.log10(min(1.0, config.freq_base))
+    fastest -= 2 * math.log10(min(1.0, config.freq_base, *(config.axis_bases or ())))
     return Context(prec=60 + math.ceil(fastest), Emax=999999, Emin=-999999)
 
 
@@ -168,6 +168,31 @@ def magnitude_of(config: RopeConfig) -> float:
     return config.attn_factor * (1.0 + 0.1 * math.log(1.0 / config.freq_scale))
 
 
+def _powers(config: RopeConfig, exponents: list[int]) -> list[Decimal]:
+    """Return the power of the base of each pair."""
+    if config.pair_axes is None:
+        assert config.n_dims is not None
+        ratio = Decimal(config.freq_base) ** (Decimal(-2) / Decimal(config.n_dims))
+        powers = [Decimal(1)]
+        while len(powers) <= max(exponents):
+            powers.append(powers[-1] * ratio)
+        return [powers[exponent] for exponent in exponents]
+    axes, number = config.pair_axes, config.position_axes
+    bases = config.axis_bases or (config.freq_base,) * number
+    seen = [0] * number
+    found = []
+    for i, axis in enumerate(axes):
+        j = seen[axis]
+        seen[axis] += 1
+        numerator, denominator = i, len(axes)
+        if config.axis_freqs == "restart":
+            numerator, denominator = j, axes.count(axis)
+        elif config.axis_freqs == "deal":
+            numerator = j * number + axis
+        found.append(Decimal(bases[axis]) ** (Decimal(-numerator) / Decimal(denominator)))
+    return found
+
+
 @lru_cache(maxsize=256)
 def angle_table(config: RopeConfig) -> AngleTable:
     """Return the table of a configuration whose n_dims is set (`RopeConfig.for_head_dim` sets it).
@@ -182,16 +207,12 @@ def angle_table(config: RopeConfig) -> AngleTable:
     factors = config.freq_factors or (1.0,) * pairs
     steps, lows, omegas = [], [], []
     with localcontext(_context(config)):
-        ratio = Decimal(config.freq_base) ** (Decimal(-2) / Decimal(config.n_dims))
-        powers = [Decimal(1)]
-        while len(powers) <= max(exponents):
-            powers.append(powers[-1] * ratio)
         scale = Decimal(config.freq_scale)
-        for exponent, mix, factor in zip(exponents, mixes, factors, strict=False):
+        for power, mix, factor in zip(_powers(config, exponents), mixes, factors, strict=False):
             blend = scale
             if mix != 0:
                 blend = scale * (1 - mix) + mix
-            omega = powers[exponent] / Decimal(factor) * blend
+            omega = power / Decimal(factor) * blend / config.coordinate_scale
             whole = int((omega / TWO_PI * _TURN).to_integral_value(rounding="ROUND_HALF_EVEN")) % _TURN
             step = ((whole + (1 << 63)) >> 64) % (1 << 64)
             low = whole - (step << 64)

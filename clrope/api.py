@@ -31,7 +31,8 @@ def rope(
 
     x:         a float type in `layout.DTYPES`; rank 4 or 3 (no batch) in the order of `layout`; a
                NumPy array or view with any strides, a `pyopencl.array.Array`, a torch CPU tensor, or anything with the
-               buffer protocol; or a tuple of such arrays (q, k) that share positions.
+               buffer protocol or DLPack on the CPU, whose results are NumPy arrays; or a tuple of such arrays (q, k)
+               that share positions.
     positions: an int (the position of the first token), [S], [1, S], [B, S], [B, 1] (the first position of each batch);
                in section modes [3, S], [4, S], [3, B, S], [4, B, S] instead of [B, S]; any integer dtype. [B] is as
                [B, 1], but where B is S, it is [S]: give `offsets` instead.

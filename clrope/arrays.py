@@ -1,4 +1,4 @@
-"""The kinds of array a caller may hand in: NumPy, PyOpenCL, torch CPU tensors, anything with the buffer protocol.
+"""The kinds of array a caller may hand in: NumPy, PyOpenCL, torch CPU tensors, buffers, and what exports DLPack.
 
 An `Operand` is such an array seen from this package: its layout, and either a NumPy view of its memory or a buffer.
 """
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .buffer_place import HOST, buffer_place
+from .dlpack import from_dlpack
 from .errors import ConfigError, ShapeError, reading, shown
 from .host_memory import empty
 from .layout import DTYPES, TensorView, dtype_name, parse_layout
@@ -73,7 +74,8 @@ def refuse_buffer(x: object, argument: str) -> None:
         )
 
 
-def _is_torch(x: object) -> bool:
+def is_torch(x: object) -> bool:
+    """Whether x is a torch tensor; imports nothing."""
     module = sys.modules.get("torch")
     return module is not None and isinstance(x, module.Tensor)
 
@@ -98,7 +100,7 @@ def _opencl_operand(x: Any, layout: str, argument: str) -> Operand:
 
 
 def _host_operand(x: Any, layout: str, argument: str, writable: bool) -> Operand:
-    kind: Kind = "torch" if _is_torch(x) else "numpy"
+    kind: Kind = "torch" if is_torch(x) else "numpy"
     host = _torch_memory(x, argument) if kind == "torch" else _host_memory(x, argument)
     letters = parse_layout(layout, host.ndim, argument)
     dtype_name(host.dtype, argument)
@@ -226,18 +228,20 @@ def _host_memory(x: Any, argument: str) -> npt.NDArray[Any]:
     if isinstance(x, (list, tuple, int, float)) or x is None:
         raise ShapeError(
             f"{argument}: got {type(x).__name__}, allowed are NumPy and PyOpenCL arrays, torch CPU tensors "
-            "and objects with the buffer protocol"
+            "and objects with the buffer protocol or DLPack"
         )
     try:
         if hasattr(x, "__array_interface__") or _has_buffer(x):
             return np.asarray(x)
-        if hasattr(x, "__dlpack__"):
-            return np.from_dlpack(x)
+        if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
+            return from_dlpack(x, argument)
+    except ShapeError:
+        raise
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
         raise ShapeError(f"{argument}: the memory of {type(x).__name__} cannot be read: {error}") from error
     raise ShapeError(
         f"{argument}: got {type(x).__name__}, allowed are NumPy and PyOpenCL arrays, torch CPU tensors "
-        "and objects with the buffer protocol"
+        "and objects with the buffer protocol or DLPack"
     )
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -21,9 +21,13 @@ from .io import gguf, hf, presets
 from .io.config_values import LEAST_REAL, MOST_DIMS, MOST_REAL
 from .mode import GGML_MODES, SECTION_MODES, Mode, modes_text, parse_mode
 
-__all__ = ["GGML_MODES", "SECTION_MODES", "Angles", "Mode", "RopeConfig", "parse_mode"]
+__all__ = ["GGML_MODES", "SECTION_MODES", "Angles", "AxisFreqs", "Mode", "RopeConfig", "parse_mode"]
 
 Angles = Literal["exact", "ggml"]
+AxisFreqs = Literal["restart", "continue", "deal"]
+_GRID_FIELDS = ("pair_axes", "axis_freqs", "axis_bases", "coordinate_scale")
+#: Most axes of a grid, and most units of a coordinate.
+MOST_AXES, MOST_SCALE = 8, 1 << 30
 
 
 def _real(name: str, value: object, most: float = MOST_REAL) -> float:
@@ -70,6 +74,14 @@ class RopeConfig:
     sections:     pairs driven by the position rows t, h, w, e (section modes only; three numbers mean e = 0).
     n_offs:       even offset of the rotated window in the head (not for 'vision').
     angles:       'exact' (64-bit phases) or 'ggml' (its repeated float32 multiplication, bit for bit).
+    pair_axes:    None, or for each pair the axis 0, 1, … of a grid whose row of positions drives it, such as
+                  `(0,) * 16 + (1,) * 16` (in blocks) or `(0, 1) * 16` (in turns). Modes 'normal' and 'neox', exact
+                  angles, no YaRN; n_dims is twice the number of pairs; 2 to 8 axes; positions have a row per axis.
+    axis_freqs:   with pair_axes: the exponent of the base, -j / n for pair j of the n of its axis ('restart'); -i / P
+                  for pair i of all P ('continue'); or -(j A + a) / P for pair j of axis a of A, all with as many pairs
+                  ('deal': the frequencies of the whole head are dealt out to the axes).
+    axis_bases:   with pair_axes: None (freq_base for all), or the base of each axis.
+    coordinate_scale: positions are integers in units of 1 / coordinate_scale; `clrope.scaled_positions` makes them.
 
     Raises `ConfigError` naming the field, what came and what is allowed.
     """
@@ -87,6 +99,10 @@ class RopeConfig:
     sections: tuple[int, int, int, int] | None = None
     n_offs: int = 0
     angles: Angles = "exact"
+    pair_axes: tuple[int, ...] | None = None
+    axis_freqs: AxisFreqs = "restart"
+    axis_bases: tuple[float, ...] | None = None
+    coordinate_scale: int = 1
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:  # frozen dataclass
@@ -110,6 +126,8 @@ class RopeConfig:
             put("beta_slow", _positive("beta_slow (with ext_factor other than 0)", self.beta_slow))
             if self.freq_base == 1:
                 raise ConfigError("freq_base: got 1.0, YaRN's ramp (ext_factor other than 0) is undefined there")
+        put("coordinate_scale", integer("coordinate_scale", self.coordinate_scale, 1, MOST_SCALE))
+        self._check_axes()
         if self.freq_factors is not None:
             given = sequence("freq_factors", self.freq_factors, MOST_DIMS)
             # A pair that shall not rotate has the largest factor that there is.
@@ -128,6 +146,14 @@ class RopeConfig:
         self._check_sections()
         if not isinstance(self.angles, str) or self.angles not in get_args(Angles):
             raise ConfigError(f"angles: got {shown(self.angles)}, allowed are 'exact', 'ggml'")
+        if self.angles == "ggml" and (self.pair_axes is not None or self.coordinate_scale != 1):
+            raise ConfigError("angles: got 'ggml', which has no pair_axes and no coordinate_scale; 'exact' is allowed")
+
+    def __repr__(self) -> str:
+        # Fields of grids are in it where they say something: they came later, and digests are made of the text.
+        given = [(f, getattr(self, f.name)) for f in fields(self)]
+        shown = [f"{f.name}={value!r}" for f, value in given if f.name not in _GRID_FIELDS or value != f.default]
+        return f"RopeConfig({', '.join(shown)})"
 
     def __hash__(self) -> int:
         # Asked at every call; the fields take ten times as long, freq_factors more.
@@ -159,6 +185,40 @@ class RopeConfig:
             raise ConfigError(f"sections: got {tuple(counts)}, one of t, h, w must be greater than 0")
         object.__setattr__(self, "sections", tuple(counts))
 
+    def _check_axes(self) -> None:
+        if not isinstance(self.axis_freqs, str) or self.axis_freqs not in get_args(AxisFreqs):
+            allowed = ", ".join(map(repr, get_args(AxisFreqs)))
+            raise ConfigError(f"axis_freqs: got {shown(self.axis_freqs)}, allowed are {allowed}")
+        if self.pair_axes is None:
+            for name, plain in (("axis_freqs", "restart"), ("axis_bases", None)):
+                if getattr(self, name) != plain:
+                    raise ConfigError(f"{name}: given without pair_axes, which says what axis drives a pair")
+            return
+        if self.mode in SECTION_MODES:
+            raise ConfigError(f"pair_axes: mode {self.mode!r} has sections, allowed are modes 'normal', 'neox'")
+        if self.ext_factor != 0:
+            raise ConfigError("ext_factor: YaRN has no ramp for pair_axes, 0 is needed")
+        given = sequence("pair_axes", self.pair_axes, MOST_DIMS // 2)
+        axes = tuple(integer(f"pair_axes[{i}]", axis, 0, MOST_AXES - 1) for i, axis in enumerate(given))
+        number = 1 + max(axes, default=0)
+        if number < 2:
+            raise ConfigError("pair_axes: got fewer than two axes; without it one position drives all pairs")
+        counts = [axes.count(axis) for axis in range(number)]
+        if 0 in counts:
+            raise ConfigError(f"pair_axes: got {number} axes, of which axis {counts.index(0)} drives no pair")
+        if self.axis_freqs == "deal" and len(set(counts)) > 1:
+            raise ConfigError(f"axis_freqs: got 'deal' for axes of {counts} pairs, as many of each are needed")
+        if self.n_dims not in (None, 2 * len(axes)):
+            raise ConfigError(f"n_dims: got {self.n_dims}, pair_axes has {len(axes)} pairs, 2 elements each")
+        object.__setattr__(self, "pair_axes", axes)
+        object.__setattr__(self, "n_dims", 2 * len(axes))
+        if self.axis_bases is not None:
+            bases = sequence("axis_bases", self.axis_bases, MOST_AXES)
+            if len(bases) != number:
+                raise ConfigError(f"axis_bases: got {len(bases)} numbers, one per axis is needed: {number}")
+            checked = tuple(_positive(f"axis_bases[{i}]", base) for i, base in enumerate(bases))
+            object.__setattr__(self, "axis_bases", checked)
+
     def _check_factor_count(self, pairs: int) -> None:
         if self.freq_factors is not None and len(self.freq_factors) < pairs:
             raise ConfigError(f"freq_factors: got {len(self.freq_factors)}, one per pair is needed: {pairs}")
@@ -168,10 +228,15 @@ class RopeConfig:
         """The mode as ggml's integer."""
         return GGML_MODES[self.mode]
 
+    @cached_property
+    def position_axes(self) -> int:
+        """Number of rows of positions: 4 (t, h, w, e) in section modes, one per axis of a grid, else 1."""
+        return 4 if self.mode in SECTION_MODES else 1 if self.pair_axes is None else 1 + max(self.pair_axes)
+
     @property
     def uses_sections(self) -> bool:
-        """Whether positions have one row per axis (t, h, w, e)."""
-        return self.mode in SECTION_MODES
+        """Whether positions have one row per axis."""
+        return self.position_axes > 1
 
     def n_pairs(self, head_dim: int | None) -> int:
         """Number of rotated pairs of one head of `head_dim` elements (None allowed if n_dims is set)."""

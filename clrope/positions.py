@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .config import RopeConfig
+from .config import SECTION_MODES, RopeConfig
 from .errors import ShapeError, reading, shown, unreadable
 from .integers import is_integer
 from .layout import LONGEST_AXIS
@@ -23,7 +23,7 @@ I64 = npt.NDArray[np.int64]
 class PositionRows:
     """Positions ready for a kernel.
 
-    rows:         int64[axes, R]; axes is 1, or 4 (t, h, w, e) in section modes; R is S (shared) or B * S.
+    rows:         int64[axes, R]; axes is `RopeConfig.position_axes`; R is S (shared) or B * S.
     batch_stride: 0 if all batches share the S rows, S if batch b uses rows b * S ... b * S + S - 1.
     """
 
@@ -53,14 +53,14 @@ class GivenPositions:
 
     array:    integers of any width. offsets: they are first positions, which `seq` tokens of each batch count up from:
               one for all batches, or [B].
-    batch_stride: as in `PositionRows`. sections: whether the rows get 4 axes.
+    batch_stride: as in `PositionRows`. axes: how many the rows get.
     """
 
     array: npt.NDArray[Any]
     offsets: bool
     seq: int
     batch_stride: int
-    sections: bool
+    axes: int
 
     @property
     def first(self) -> int | None:
@@ -86,7 +86,7 @@ class GivenPositions:
             return self.first + tokens.start
         if self.offsets:  # not [B], which may be as long as the part has tokens
             rows = self.array[batches].astype(np.int64)[:, None] + np.arange(tokens.start, tokens.stop)
-            return np.broadcast_to(rows, (4, *rows.shape)) if self.sections else rows
+            return np.broadcast_to(rows, (self.axes, *rows.shape)) if self.axes > 1 else rows
         return self.array[..., batches, tokens] if self.batch_stride else self.array[..., tokens]
 
     def rows(self) -> PositionRows:
@@ -94,8 +94,8 @@ class GivenPositions:
         rows = self.array.astype(np.int64)
         if self.offsets:
             rows = rows[:, None] + np.arange(self.seq, dtype=np.int64)
-        axes = rows.shape[0] if self.sections and not self.offsets and rows.ndim > 1 else 1
-        return PositionRows(_axes(rows.reshape(axes, -1), self.sections), self.batch_stride)
+        given = rows.shape[0] if self.axes > 1 and not self.offsets and rows.ndim > 1 else 1
+        return PositionRows(_axes(rows.reshape(given, -1), self.axes), self.batch_stride)
 
 
 class Offsets:
@@ -122,8 +122,9 @@ def position_rows(positions: Any, config: RopeConfig, *, batch: int | None, seq:
 
     Accepted, integers of any of the 8 widths: an int p (p, p+1, ... for every batch); [S]; [B, S] or [1, S]; [B, 1]
     (the first position of each batch), or [B] if B is not S; `Offsets`; in section modes [4, S], [3, S], [4, B, S],
-    [3, B, S] with the rows t, h, w (, e) instead of [B, S], also for S = 1. Positions with fewer rows than axes drive
-    all of them alike: e follows t, so that text rotates in every section mode as it does without sections.
+    [3, B, S] with the rows t, h, w (, e) instead of [B, S], also for S = 1; with A axes of a grid [A, S], [A, B, S].
+    Positions of one row drive all axes alike. Of three rows in section modes e follows t, so that text rotates in every
+    section mode as it does without sections.
 
     Raises `ShapeError` naming what came and what is allowed.
     """
@@ -132,36 +133,38 @@ def position_rows(positions: Any, config: RopeConfig, *, batch: int | None, seq:
 
 def given_positions(positions: Any, config: RopeConfig, *, batch: int | None, seq: int | None) -> GivenPositions:
     """Check positions as `position_rows` does, and make no rows of them."""
-    sections = config.uses_sections
+    axes = config.position_axes
+    #: Numbers of rows, one per axis.
+    rows = (3, 4) if config.mode in SECTION_MODES else (axes,) if axes > 1 else ()
     if isinstance(positions, Offsets):
         offsets = positions.array
         if batch is None or seq is None or offsets.shape != (batch,):
             raise ShapeError(f"offsets: got shape {list(offsets.shape)}, one per batch is needed: {[batch]}")
-        return _counted(offsets, seq, seq, sections, "offsets")
+        return _counted(offsets, seq, seq, axes, "offsets")
     array = integers(positions)
     _check_64_bits(array, "positions")
     if batch is None or seq is None:
-        batch, seq = 1, _free_length(array, sections)
+        batch, seq = 1, _free_length(array, rows)
     if array.ndim == 0:
-        return _counted(array.reshape(1), seq, 0, sections)
+        return _counted(array.reshape(1), seq, 0, axes)
     if array.ndim == 1:
         if array.shape[0] == seq:
-            return GivenPositions(array, False, seq, 0, sections)
+            return GivenPositions(array, False, seq, 0, axes)
         if array.shape[0] == batch:
-            return _counted(array, seq, seq, sections)
+            return _counted(array, seq, seq, axes)
     elif array.ndim == 2:
-        if array.shape == (1, seq) or (sections and array.shape in ((3, seq), (4, seq))):
-            return GivenPositions(array, False, seq, 0, sections)
-        if array.shape == (batch, seq) and not sections:
-            return GivenPositions(array, False, seq, seq, sections)
+        if array.shape[1] == seq and array.shape[0] in (1, *rows):
+            return GivenPositions(array, False, seq, 0, axes)
+        if array.shape == (batch, seq) and not rows:
+            return GivenPositions(array, False, seq, seq, axes)
         if array.shape == (batch, 1):
-            return _counted(array[:, 0], seq, seq, sections)
-    elif array.ndim == 3 and sections and array.shape[0] in (3, 4) and array.shape[2] == seq:
+            return _counted(array[:, 0], seq, seq, axes)
+    elif array.ndim == 3 and array.shape[0] in rows and array.shape[2] == seq:
         if array.shape[1] == batch and batch != 1:
-            return GivenPositions(array, False, seq, seq, sections)
+            return GivenPositions(array, False, seq, seq, axes)
         if array.shape[1] == 1:
-            return GivenPositions(array, False, seq, 0, sections)
-    allowed = _allowed(batch, seq, sections)
+            return GivenPositions(array, False, seq, 0, axes)
+    allowed = _allowed(batch, seq, rows)
     raise ShapeError(f"positions: got shape {list(array.shape)}, allowed here are {allowed}")
 
 
@@ -189,6 +192,33 @@ def packed_positions(cu_seqlens: Any, total: int, offsets: Any = None) -> I64:
     if start is not None:
         positions += np.repeat(start, lengths)
     return positions
+
+
+def scaled_positions(coordinates: Any, config: RopeConfig) -> I64:
+    """Return coordinates as positions of a configuration, in units of 1 / coordinate_scale.
+
+    coordinates: numbers of any shape. A float is taken if it is the float64 nearest to a whole number of units, of at
+    most 2**53; with a coordinate_scale that is a power of two it then is exactly that number.
+
+    Raises `ShapeError` for any other, naming the first.
+    """
+    scale = config.coordinate_scale
+    with reading("coordinates", coordinates):
+        given = np.asarray(coordinates)
+    if given.dtype.kind in "iu":
+        numbers = _wide(given, "coordinates")
+        if numbers.size and max(-int(numbers.min()), int(numbers.max())) * scale > np.iinfo(np.int64).max:
+            raise ShapeError(f"coordinates: beyond 64-bit integers in units of 1/{scale}")
+        return numbers * scale
+    if given.dtype.kind != "f":
+        raise ShapeError(f"coordinates: got dtype {given.dtype}, real numbers are needed")
+    values = given.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        units = np.rint(values * scale)
+        wrong = ~((units / scale == values) & (np.abs(units) <= 1 << 53))
+    if wrong.any():
+        raise ShapeError(f"coordinates: got {float(values[wrong][0])!r}, whole units of 1/{scale} are needed")
+    return units.astype(np.int64)
 
 
 def check_packed(cu_seqlens: Any, total: int, offsets: Any = None) -> None:
@@ -287,40 +317,37 @@ def _check_64_bits(array: npt.NDArray[Any], name: str) -> None:
 
 
 def _counted(
-    offsets: npt.NDArray[Any], seq: int, batch_stride: int, sections: bool, name: str = "positions"
+    offsets: npt.NDArray[Any], seq: int, batch_stride: int, axes: int, name: str = "positions"
 ) -> GivenPositions:
     if offsets.size and int(offsets.max()) + seq - 1 > np.iinfo(np.int64).max:
         raise ShapeError(f"{name}: offset {int(offsets.max())} with {seq} tokens goes beyond 64-bit integers")
-    return GivenPositions(offsets, True, seq, batch_stride, sections)
+    return GivenPositions(offsets, True, seq, batch_stride, axes)
 
 
-def _axes(rows: I64, sections: bool) -> I64:
-    if not sections:
-        return np.ascontiguousarray(rows)
-    if rows.shape[0] == 1:
-        rows = np.repeat(rows, 4, axis=0)
-    elif rows.shape[0] == 3:
+def _axes(rows: I64, axes: int) -> I64:
+    if rows.shape[0] == 1 < axes:
+        rows = np.repeat(rows, axes, axis=0)
+    elif rows.shape[0] < axes:  # three of a section mode
         rows = np.concatenate([rows, rows[:1]])
     return np.ascontiguousarray(rows)
 
 
-def _free_length(array: npt.NDArray[Any], sections: bool) -> int:
+def _free_length(array: npt.NDArray[Any], rows: tuple[int, ...]) -> int:
     if array.ndim == 0:
         return 1
-    if array.ndim == 1 or (array.ndim == 2 and sections and array.shape[0] in (1, 3, 4)):
+    if array.ndim == 1 or (array.ndim == 2 and rows and array.shape[0] in (1, *rows)):
         if array.shape[-1] > LONGEST_AXIS:
             raise ShapeError(f"positions: got shape {list(array.shape)}, an axis has at most 2**30 elements")
         return int(array.shape[-1])
     raise ShapeError(
-        f"positions: got shape {list(array.shape)}, allowed here are an int, [R]"
-        + (", [3, R], [4, R]" if sections else "")
+        f"positions: got shape {list(array.shape)}, allowed here are an int, [R]" + "".join(f", [{n}, R]" for n in rows)
     )
 
 
-def _allowed(batch: int, seq: int, sections: bool) -> str:
+def _allowed(batch: int, seq: int, rows: tuple[int, ...]) -> str:
     forms = ["an int", f"[{seq}]"]
-    if sections:
-        forms += [f"[4, {seq}]", f"[3, {seq}]", f"[4, {batch}, {seq}]", f"[3, {batch}, {seq}]"]
+    if rows:
+        forms += [f"[{n}, {seq}]" for n in reversed(rows)] + [f"[{n}, {batch}, {seq}]" for n in reversed(rows)]
     else:
         forms += [f"[{batch}, {seq}]"]
     if batch != seq:

@@ -26,7 +26,8 @@ def failing(hook: str, error: BaseException) -> Any:
     def fail(*_: Any, **__: Any) -> Any:
         raise error
 
-    return type("Failing", (), {hook: property(fail) if hook in PROPERTIES else fail})()
+    others = {"__dlpack_device__": lambda _: (1, 0)} if hook == "__dlpack__" else {}
+    return type("Failing", (), {hook: property(fail) if hook in PROPERTIES else fail, **others})()
 
 
 class FailingArray(np.ndarray):

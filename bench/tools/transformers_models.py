@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from clrope.io.hf_axial import MODELS as AXIAL
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch
@@ -68,11 +70,10 @@ REFUSED = {
     "qwen2_5_omni_dit": "it rotates one head only",
     "hy_v4_vl_text": _SECTIONS_OF_NEIGHBOURS,
     "dots3_note_text": "its sliding layers have slices of a size of their own",
+    "gemma4_vision": "it rotates the two halves of a head apart, one by rows and one by columns",
     "dinov3_vit": _AXIAL,
     "eomt_dinov3": _AXIAL,
     "sapiens2": _AXIAL,
-    "sam3_vit_model": _AXIAL,
-    "mlcd_vision_model": _AXIAL,
     "llama4_vision_model": _AXIAL,
     "vjepa2": "its positions are frames, rows and columns of patches",
     "glm5_next_text": "it has no RoPE",
@@ -571,7 +572,7 @@ def table() -> dict[str, Any]:
     models: dict[str, dict[str, Any]] = {name: dict(fields) for name, fields in WITHOUT_PARAMETERS.items()}
     refused = dict(REFUSED)
     for name, family in families().items():
-        if name in REFUSED or name in WITHOUT_PARAMETERS:
+        if name in REFUSED or name in WITHOUT_PARAMETERS or name in AXIAL:
             continue
         if _is_axial(family):
             refused[name] = _AXIAL

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any, NamedTuple
 
-from ..arrays import note_writes
+from ..arrays import note_writes, shares_memory
 from ..buffer_place import HOST, buffer_place
 from ..errors import DeviceError
 from ..kernels.launch import LaunchSpec
@@ -22,7 +22,7 @@ from .chunks import Chunk, chunks_that_fit
 from .events import pending, wait_on_host
 from .memory import Access
 from .runner import Runner
-from .runtime import PAGE, QueueState
+from .runtime import PAGE, QueueState, keep
 from .sources import CallerTables, ConfigAngles, PositionForm, Real, real_of
 from .transfer import COPY_CHUNK_BYTES, tokens_at_once
 
@@ -30,6 +30,8 @@ from .transfer import COPY_CHUNK_BYTES, tokens_at_once
 TABLE_BYTES = 128 << 20
 #: Runners in no use that a call keeps.
 RUNNERS_KEPT = 8
+#: Distances between two tensors whose ranges overlap that a call keeps.
+DISTANCES_KEPT = 64
 #: Makes a result like an input, and returns it with its memory.
 Maker = Callable[[Any, QueueState], tuple[Any, Any]]
 
@@ -108,12 +110,14 @@ class Call:
         self.on_host = all(part.access != "device" for part in parts)
         self.on_device = all(part.access == "device" for part in parts)
         self.tables_access, self.tensors = tables_access, tensors
-        #: Sides but outputs in place: number, bytes touched from element [0, 0, 0, 0] on, whether written.
+        #: Sides but outputs in place: number, first and last byte from element [0, 0, 0, 0] on, whether written, view.
         self._compared = [
-            (2 * k + side, view.span[0] * view.itemsize, view.span[1] * view.itemsize, bool(side) or part.in_place)
+            (2 * k + side, view.span[0] * view.itemsize, view.span[1] * view.itemsize, side or part.in_place, view)
             for k, part in enumerate(parts)
             for side, view in enumerate((part.x,) if part.in_place else (part.x, part.y))
         ]
+        #: Whether two sides, the second so many bytes behind the first, share memory.
+        self._sharing: dict[tuple[int, int, int], bool] = {}
         #: Numbers of the sides that are OpenCL arrays which are written.
         self._written = [
             2 * k + side
@@ -206,9 +210,9 @@ class Call:
         return [step.spec for step in self.steps if step.spec is not None]
 
     def overlap(self, memories: Sequence[Any]) -> bool:
-        """Whether a written side may share memory with another one. memories: None for new results."""
-        spans: list[tuple[int, int, int, bool]] = []
-        for k, first, last, written in self._compared:
+        """Whether a written side shares memory with another one. memories: None for new results."""
+        spans: list[tuple[int, int, int, int, int, int, TensorView]] = []
+        for k, first, last, written, view in self._compared:
             memory = memories[k]
             if memory is None:
                 continue
@@ -218,10 +222,18 @@ class Call:
                 space, start = buffer_place(memory.base_data)
                 start += memory.offset
             low, high = start + first, start + last
-            for other, other_low, other_high, other_written in spans:
-                if (written or other_written) and low < other_high and other_low < high and space == other:
-                    return True
-            spans.append((space, low, high, written))
+            for j, other_space, other_start, other_low, other_high, other_written, other in spans:
+                if (written or other_written) and low < other_high and other_low < high and space == other_space:
+                    # The ranges of slices of one tensor overlap, too, such as those of q and k in qkv.
+                    sharing = self._sharing.get((j, k, start - other_start))
+                    if sharing is None:
+                        elements, rest = divmod(start - other_start, view.itemsize)
+                        alike = view.itemsize == other.itemsize and not rest
+                        sharing = not alike or shares_memory(other, view.moved(elements))
+                        keep(self._sharing, (j, k, start - other_start), sharing, DISTANCES_KEPT)
+                    if sharing:
+                        return True
+            spans.append((k, space, start, low, high, written, view))
         return False
 
     def run(

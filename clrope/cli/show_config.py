@@ -83,6 +83,10 @@ def show_config(
     if "freq_factors" in shown:
         factors = shown["freq_factors"]
         shown["freq_factors"] = f"{len(factors)} numbers from {min(factors):.6g} to {max(factors):.6g}"
+    if config.pair_axes is not None:
+        shown["pair_axes"] = ", ".join(
+            f"axis {axis}: {config.pair_axes.count(axis)} pairs" for axis in range(config.position_axes)
+        )
     shown["magnitude of cos and sin"] = f"{magnitude:.9g}"
     print_line(f"{source} ({kind})")
     print_fields(shown.items())

@@ -91,7 +91,8 @@ def _cos_sin(positions: I64, config: RopeConfig, kind: AngleKind) -> tuple[F64, 
 
 
 def _is_plain(config: RopeConfig) -> bool:
-    return config.ext_factor == 0 and config.freq_factors is None and config.mode != "vision"
+    others = config.freq_factors is not None or config.pair_axes is not None or config.coordinate_scale != 1
+    return config.ext_factor == 0 and config.mode != "vision" and not others
 
 
 def _plain_float32(config: RopeConfig) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

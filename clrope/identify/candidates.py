@@ -111,8 +111,8 @@ def same_rotations(
 
 
 def variants_without(given: RopeConfig) -> list[str]:
-    """Return what a configuration has that no line of frequencies shows: factors, YaRN, sections."""
-    return [name for name in ("freq_factors", "ext_factor", "sections") if getattr(given, name)]
+    """Return what a configuration has that no line of frequencies shows: factors, YaRN, sections, axes."""
+    return [name for name in ("freq_factors", "ext_factor", "sections", "pair_axes") if getattr(given, name)]
 
 
 def with_magnitude(config: RopeConfig, magnitude: float) -> RopeConfig:

@@ -123,6 +123,8 @@ def _hypothesis(
 ) -> Hypothesis:
     tries = []
     for kind in tried:
+        if kind == "ggml" and (config.pair_axes is not None or config.coordinate_scale != 1):
+            continue  # ggml has neither
         nmse, differing = error_of(rows, config, forward, offset, kind)
         limit = limit_of(rows, config, offset, kind)
         angles: Any = "ggml" if kind == "ggml" else "exact"
@@ -191,5 +193,6 @@ def ranked(rows: TokenRows, checked: list[Hypothesis], given: RopeConfig | None)
 def _nearly_same(one: Hypothesis, other: Hypothesis) -> bool:
     """Whether two hypotheses differ by a little in the base only: a more usual one is enough."""
     near = abs(math.log(one.config.freq_base / other.config.freq_base)) < _NEAR_BASES
-    alike = replace(one.config, freq_base=other.config.freq_base, angles=other.config.angles) == other.config
+    mine, others = (replace(h.config, freq_base=other.config.freq_base, angles="exact") for h in (one, other))
+    alike = mine == others
     return near and alike and (one.forward, one.offset) == (other.forward, other.offset)

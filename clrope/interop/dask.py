@@ -124,7 +124,7 @@ def _rotate_block(
     axis = layout.index("s")
     tokens = x.shape[axis]
     if counted:
-        positions = _from_first(np.asarray(positions), int(start[0]), tokens, config.uses_sections)
+        positions = _from_first(np.asarray(positions), int(start[0]), tokens, config.position_axes)
     if not wide or _wide(positions, tokens - 1 if isinstance(positions, int) else 0):
         return rope_whole(x, positions, config, forward, layout=layout, device=device)
     more, positions = with_far_token(x, positions, axis)
@@ -144,14 +144,14 @@ def _wide_block(positions: npt.NDArray[Any], axis: Any, keepdims: bool, more: in
     return np.full([1] * positions.ndim, _wide(positions, more))
 
 
-def _from_first(first: npt.NDArray[Any], start: int, tokens: int, sections: bool) -> int | I64:
-    """Return the positions of a chunk's tokens: an int, or [B, S] (sections: [4, B, S]) where the batches differ."""
+def _from_first(first: npt.NDArray[Any], start: int, tokens: int, axes: int) -> int | I64:
+    """Return the positions of a chunk's tokens: an int, or [B, S] ([axes, B, S]) where the batches differ."""
     _check_end(first, start + tokens)
     if first.ndim == 0:
         return int(first) + start
     rows: I64 = first.astype(np.int64)[:, None] + np.arange(start, start + tokens, dtype=np.int64)
     # One row for each batch, whose number may be that of the tokens.
-    return np.broadcast_to(rows, (4, *rows.shape)) if sections else rows
+    return np.broadcast_to(rows, (axes, *rows.shape)) if axes > 1 else rows
 
 
 def _check_end(first: npt.NDArray[Any], tokens: int) -> None:

@@ -182,6 +182,8 @@ class OpParams:
             raise ConfigError(f"config: got {type(config).__name__}, a RopeConfig is needed")
         if config.n_dims is None:
             raise ConfigError("n_dims: not set, op_params need it")
+        if config.pair_axes is not None or config.coordinate_scale != 1:
+            raise ConfigError("config: got pair_axes or coordinate_scale, ggml has neither")
         given = {f.name: getattr(config, f.name) for f in fields(cls)}
         return cls(**{**given, "mode": config.ggml_mode, "sections": config.sections or (0, 0, 0, 0)})
 

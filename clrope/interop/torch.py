@@ -58,11 +58,13 @@ class RoPE(torch.nn.Module):
         """Return a module that rotates as `clrope.rope(input, positions, config, layout="bnsd")`, bit for bit.
 
         Its forward takes input and position_ids or offset; cos, sin and freqs are the configuration's own.
-        Raises `ConfigError` for modes with sections, whose positions have several rows.
+        Raises `ConfigError` for modes with sections and for grids, whose positions have several rows.
         """
         if not isinstance(config, RopeConfig):
             raise ConfigError(f"config: got {type(config).__name__}, a RopeConfig is needed")
         if config.uses_sections:
+            if config.pair_axes is not None:
+                raise ConfigError("pair_axes: given, but positions have one row here; clrope.rope takes several")
             raise ConfigError(f"mode: got {config.mode!r}, allowed are 'normal', 'neox'; clrope.rope takes all modes")
         module = cls(config.freq_scale, config.freq_base, config.n_dims, config.mode == "normal")
         module._config = json.dumps(config.to_dict())

@@ -16,6 +16,7 @@ from typing import Any
 from ..errors import ConfigError, shown
 from ..mode import SECTION_MODES, Mode, parse_mode
 from .config_values import MOST_DIMS, count, layer_name, mapping, needed_count, optional_count, positive, real, same
+from .hf_axial import axial_fields, axial_kind
 from .hf_heads import head_size, layer_types, of_layers, refuse_another_head
 from .hf_keys import UNSET, Facts, refuse_disagreeing
 from .hf_models import UNKNOWN, LayerKind, ModelKind, table
@@ -43,6 +44,9 @@ def fields_from_hf(
         seq_len = count("seq_len", seq_len)
     if layer_type is not None:
         layer_type = layer_name(layer_type)
+    axial = axial_kind(data)
+    if axial is not None:
+        return axial_fields(data, axial, layer_type, mode)
     kind, chosen = _kind(data, mode)
     _refuse_no_rope(data, kind)
     _refuse_older_layout(data, kind)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import ConfigError, shown
 from .config_values import mapping, same
+from .hf_axial import MODELS as AXIAL
 from .hf_keys import UNSET, rotation_keys
 from .hf_models import table
 
@@ -47,7 +48,7 @@ def text_part(data: Mapping[str, Any], level: int = 0) -> Mapping[str, Any]:
 
 
 def _is_known(model_type: str | None) -> bool:
-    return model_type in table().models or model_type in table().refused
+    return model_type in table().models or model_type in table().refused or model_type in AXIAL
 
 
 def _is_part(value: object) -> bool:

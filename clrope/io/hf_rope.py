@@ -77,6 +77,11 @@ def rope_type_of(params: Mapping[str, Any], path: str, *, yarn_is_longrope: bool
         name = _ALIASES.get(given, given) if isinstance(given, str) else given
         if yarn_is_longrope and name == "yarn":
             name = "longrope"
+        if isinstance(name, str) and name == "axial":
+            raise ConfigError(
+                f"{path}.{key}: 'axial' does not say which axis drives which pair, which is known of some vision "
+                "encoders; give RopeConfig(pair_axes=...)"
+            )
         if not isinstance(name, str) or name not in _KEYS:
             raise ConfigError(f"{path}.{key}: got {shown(given)}, known types are {', '.join(_KEYS)}")
         # 'mrope' is an older name that says nothing of the scaling, so the other key may name one.

@@ -18,8 +18,8 @@ class PairRow:
 
     index:      number of the pair.
     first, second: the elements that form it.
-    axis:       position row that drives it, 't', 'h', 'w' or 'e' ('t' without sections).
-    omega:      radians per position, with every scaling applied.
+    axis:       position row that drives it: 't', 'h', 'w' or 'e' ('t' without sections), or a number with pair_axes.
+    omega:      radians per position (per unit of 1 / coordinate_scale), with every scaling applied.
     wavelength: positions per turn; infinite for a pair that does not turn.
     """
 
@@ -46,5 +46,7 @@ def summarise(config: RopeConfig, head_dim: int | None = None) -> list[PairRow]:
         # Below half a unit of the 64-bit phase a pair stands still at every position (`proportional` does that).
         still = table.step[i] == 0 and abs(omega) < 2.0**-62
         wavelength = math.inf if still else 2.0 * math.pi / abs(omega)
-        rows.append(PairRow(i, int(first[i]), int(second[i]), _AXES[int(table.axis[i])], omega, wavelength))
+        axis = int(table.axis[i])
+        name = _AXES[axis] if config.pair_axes is None else str(axis)
+        rows.append(PairRow(i, int(first[i]), int(second[i]), name, omega, wavelength))
     return rows

@@ -152,7 +152,7 @@ class Evidence:
         axes, b, s = rows.shape
         flat = rows.reshape(axes, -1)
         if config.uses_sections and axes == 1:
-            flat = np.repeat(flat, 4, axis=0)
+            flat = np.repeat(flat, config.position_axes, axis=0)
         cos, sin = reference.cos_sin(flat if config.uses_sections else flat[0], config)
         sin = sin if self.forward else -sin
         return cos.reshape(b, s, 1, -1), sin.reshape(b, s, 1, -1)

@@ -101,7 +101,7 @@ class LabCall:
     def least_read(self) -> int:
         """Return the bytes that the kernel has to read: x, and each table, row of positions or array once."""
         tokens, real = self.case.shape["s"], np.dtype("f8" if self.case.type == "f64" else "f4").itemsize
-        axes = 4 if self.trial.config.uses_sections else 1
+        axes = self.trial.config.position_axes
         rows = max(tokens, np.size(self.trial.positions) // axes)
         found = self.y_bytes
         for name, value in self.spec.arguments:

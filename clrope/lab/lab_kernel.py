@@ -407,6 +407,8 @@ class LabFile:
             return unsupported(unmet)
         reads = self.reads(config.mode, problem.dtype)
         what = not_expressible(problem, values, reads, config.angles == "exact", self.pairings)
+        if "cos_table" not in reads and (config.pair_axes is not None or config.coordinate_scale != 1):
+            what = "pair_axes or coordinate_scale, without tables"
         if what:
             return unsupported(what)
         signature = self.signature(problem.dtype, config.mode)
@@ -498,7 +500,7 @@ class LabFile:
         if name == "positions":
             if kind not in SCALARS or np.dtype(SCALARS[kind]).kind not in "iu":
                 raise self._wrong(argument, signature, f"positions are integers, not {kind!r}", "int or long")
-            return name, BoundRows(SCALARS[kind], 4 if config.uses_sections else 1)
+            return name, BoundRows(SCALARS[kind], config.position_axes)
         if name.endswith("_offset"):
             if kind not in SCALARS or np.dtype(SCALARS[kind]).kind not in "iu":
                 raise self._wrong(argument, signature, f"an offset is an integer, not {kind!r}", "int, long or ulong")

@@ -80,6 +80,17 @@ def test_config_of_every_kind_of_source(call: Call, llama: tuple[Path, Path], tm
     assert clrope.RopeConfig.from_dict(data["config"]) == clrope.RopeConfig("normal", n_dims=8, freq_base=100.0)
 
 
+def test_config_shows_the_axes_of_a_grid(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "grid.json"
+    fields = {"mode": "neox", "pair_axes": [0] * 8 + [1] * 4, "axis_bases": [1e4, 100.0], "coordinate_scale": 2}
+    file.write_text(json.dumps(fields), encoding="utf-8")
+    data = json.loads(call("config", file, "--json").stdout)
+    assert [pair["axis"] for pair in data["pairs"]] == ["0"] * 8 + ["1"] * 4
+    assert data["pairs"][8]["omega"] == 0.5
+    assert clrope.RopeConfig.from_dict(data["config"]) == clrope.RopeConfig.from_dict(fields)
+    assert "axis 0: 8 pairs, axis 1: 4 pairs" in call("config", file).stdout
+
+
 def test_config_names_options_and_what_it_leaves_out(call: Call, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     sizes = {"hidden_size": 256, "num_attention_heads": 4, "rope_theta": 1e4}

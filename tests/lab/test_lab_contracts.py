@@ -94,6 +94,19 @@ def test_arguments_of_llama_cpp(device: DeviceInfo, tmp_path: Path, mode: str, m
         Rope(config, device, kernel=kernel)(parent, 7, forward=False)
 
 
+def test_axes_and_units_need_tables(device: DeviceInfo, tmp_path: Path) -> None:
+    """A kernel that computes angles itself would take one axis and whole positions; one with tables gets them right."""
+    x = np.random.default_rng().uniform(-1, 1, (2, 5, 3, 32)).astype(np.float32)
+    for config in (RopeConfig("neox", pair_axes=(0, 1) * 8), RopeConfig("neox", 32, coordinate_scale=2)):
+        positions = np.random.default_rng().integers(0, 99, (config.position_axes, 5))
+        for source in (GGML, POSITIONS):
+            kernel = load(write(tmp_path, source), "ggml-opencl" if source == GGML else None)
+            with pytest.raises(clrope.UnsupportedError, match="pair_axes or coordinate_scale, without tables"):
+                Rope(config, device, kernel=kernel)(x, positions)
+        got = Rope(config, device, kernel=load(write(tmp_path, TABLES)))(x, positions, out=np.full_like(x, np.nan))
+        assert clrope.compare(got, clrope.reference.rope(x, positions, config)).nmse < 1e-12
+
+
 # -- signatures --------------------------------------------------------------------------------------------------------
 
 
