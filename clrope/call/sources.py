@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Real = Literal["f32", "f64"]
 _I64_MAX = (1 << 63) - 1
+#: A configuration whose positions have one row.
+_ONE_AXIS = RopeConfig("neox")
 #: Positions within ± this need no lower bits of the steps.
 LIMIT = 1 << 31
 #: Rows up to which a quick check finds positions that count up by one.
@@ -221,7 +223,7 @@ class CallerTables:
         if not self.indexed:
             raise ShapeError("positions: given, but the tables of this plan have a row for each token")
         length = self.sides[0].shape[1]
-        given = given_positions(positions, RopeConfig("neox"), batch=batch, seq=seq)
+        given = given_positions(positions, _ONE_AXIS, batch=batch, seq=seq)
         least, greatest = given.limits or (0, -1)
         if least < 0 or greatest >= length:
             bad = least if least < 0 else greatest
