@@ -17,7 +17,7 @@ from ..machine_load import BUSY, load_text
 from ..select import database
 from ..select.defaults import default_for
 from ..select.records import TuningKey, TuningRecord
-from ..tune.results import TOLERANCE, TuningReport
+from ..tune.winners import TOLERANCE, TuningReport
 from .exit_code import UNUSABLE, WRONG
 from .options import AsJson, Devices, Quiet, Seed, Types, checked_types, flag, value
 from .output import bytes_text, check_folders, print_json, print_line, print_message, print_table, progress_bar

@@ -11,7 +11,7 @@ from ..device.select import ALIASES
 from ..errors import ConfigError
 from ..kernels.variant import Variant
 from ..select.records import BROKEN
-from ..tune.results import TOLERANCE
+from ..tune.winners import TOLERANCE
 from .platforms import short_cpu
 from .report_files import ReportInput
 

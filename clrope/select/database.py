@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MOST_RECORDS = 576
 
 
-class Facts(msgspec.Struct):
+class DeviceFacts(msgspec.Struct):
     """What the families of `defaults.json` are matched by."""
 
     kind: str
@@ -49,7 +49,7 @@ class Entry(KeptRecord, kw_only=True):
 
     device: str
     cpu: str
-    facts: Facts
+    facts: DeviceFacts
 
 
 _store = Store("tuning", Entry, schema=5, most=MOST_RECORDS)

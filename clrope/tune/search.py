@@ -24,7 +24,7 @@ from ..machine_load import BUSY, OthersLoad
 from ..select import database
 from ..select.defaults import default_for
 from ..select.records import OutcomeKind, SizeClass, TuningKey, TuningRecord, VariantResult
-from .results import TuningReport, decided, with_winner
+from .winners import TuningReport, decided, with_winner
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo

@@ -164,7 +164,7 @@ def test_clrope_tune_writes_them(device, validate, tmp_path, monkeypatch):
 
     from clrope.cli import tune
     from clrope.cli.main import app
-    from clrope.tune.results import TuningReport
+    from clrope.tune.winners import TuningReport
 
     (told,) = tune_report()["devices"]
     report = TuningReport("key", [TuningRecord.of(msgspec.convert(told["records"][0], KeptRecord))])

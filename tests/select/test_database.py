@@ -28,7 +28,7 @@ from clrope.select.choice import select
 from clrope.select.defaults import default_for, medium_bytes, safe_variant, size_class
 from clrope.select.records import OUTCOMES, KeptRecord, OutcomeKind, TuningKey, TuningRecord, VariantResult
 from clrope.store import Snapshot
-from clrope.tune.results import decided
+from clrope.tune.winners import decided
 
 KEY = TuningKey("f32", "neox", False, "large")
 FAST, OTHER = Variant(width=4, store="nontemporal"), Variant(width=4)

@@ -28,8 +28,8 @@ from clrope.select import database
 from clrope.select.defaults import default_for
 from clrope.select.records import SIZES, TuningKey, VariantResult
 from clrope.tune import search, worker
-from clrope.tune.results import TuningReport
 from clrope.tune.search import tune
+from clrope.tune.winners import TuningReport
 
 PARAMETERS = (
     "__global const float *x, const long x_offset, const long x_batch, const long x_token, const long x_head, "

@@ -18,7 +18,7 @@ from clrope.select import database
 from clrope.select.defaults import default_for
 from clrope.select.records import KeptRecord, TuningKey, TuningRecord, VariantResult
 from clrope.tune import search
-from clrope.tune.results import TuningReport
+from clrope.tune.winners import TuningReport
 
 KEY = TuningKey("f32", "neox", False, "large")
 RECORD = TuningRecord(
