@@ -138,6 +138,14 @@ def browser(session: nox.Session) -> None:
 
 
 @nox.session
+def models(session: nox.Session) -> None:
+    """Run models of transformers with random weights, all of the tests' list, with clrope; check docs/models.md."""
+    session.install("-e", ".[test,intel,torch]", "transformers>=5")
+    session.run("pytest", "-q", "-n", "2", "--all", "tests/interop/test_transformers_patch.py", *session.posargs)
+    session.run("python", str(ROOT / "bench" / "tools" / "rotary_table.py"), "--check")
+
+
+@nox.session
 def load(session: nox.Session) -> None:
     """Call by 16 threads on each device, next to a tuner and to what deletes the cache; minutes. Options: --help."""
     session.install("-e", ".[test,intel]")

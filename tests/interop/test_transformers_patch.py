@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import re
+import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,8 @@ with warnings.catch_warnings():
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers", minversion="5.0")
     transformers.logging.set_verbosity_error()
+    sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+    from tools import rotary_table
 
 from clrope.interop import transformers as adapter
 from clrope.interop.rotary_functions import UnnamedError, candidates, probe
@@ -231,6 +236,26 @@ def test_functions_of_every_convention(device, gen, rng, rotations, name):
             assert torch.equal(a, b)
         assert len(rotations) == 9
         rotations.clear()
+
+
+def test_the_table_in_the_docs(rng):
+    """Some of its functions; `python bench/tools/rotary_table.py --check` looks at all."""
+    text = rotary_table.PAGE.read_text(encoding="utf-8")
+    count = re.search(r"transformers (\S+) has (\d+) rotary functions; (\d+) are", text)
+    version, all_functions, named = count.groups()
+    assert int(named) >= 224
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if re.match(r"\| .*`", line)]
+    conventions = {(m, row[1]): row[0] for row in rows if len(row) == 4 for m in row[3].split(", ")}
+    unnamed = {(row[1], row[0]): row[2] for row in rows if len(row) == 3 and row[2].startswith("it ")}
+    assert len(conventions) == int(named)
+    assert len(conventions) + len(unnamed) == int(all_functions)
+    if version != transformers.__version__:
+        pytest.skip(f"the table is that of transformers {version}")
+    names = sorted({name for name, _ in (*conventions, *unnamed)})
+    for name in rng.choice(names, 6, replace=False):
+        for one in rotary_table.functions_of(f"{name}.modeling_{name}"):
+            key = name, f"`{one.function}`"
+            assert (conventions.get(key), unnamed.get(key)) == (one.convention, one.reason), one
 
 
 def changed(name: str) -> Any:
