@@ -161,13 +161,16 @@ def test_compiled_and_exported(devices, rng, gen, model_type, angles):
     ids = torch.randint(1, 64, (2, 19), generator=gen)
     device = devices[int(rng.integers(len(devices)))].index
     before, gradients = trained(model, ids)
-    with patch(model, angles, min_tokens=0, device=device):
+    with patch(model, angles, min_tokens=8, device=device):
         torch._dynamo.reset()
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)
         got, got_gradients = trained(compiled._orig_mod, ids)
         logits = compiled(ids, labels=ids)
         logits.loss.backward()
-        exported = torch.export.export(model, (ids,), {"use_cache": False}, strict=False)
+        exported = torch.export.export(
+            model, (ids,), {"use_cache": False}, strict=False,
+            dynamic_shapes={"input_ids": {1: torch.export.Dim("tokens", min=2, max=256)}, "use_cache": None},
+        )  # fmt: skip
     assert torch.equal(logits.logits.detach(), got)
     assert torch.equal(got, before) == (angles == "model")
     for name, gradient in got_gradients.items():
@@ -177,8 +180,10 @@ def test_compiled_and_exported(devices, rng, gen, model_type, angles):
     calls = [str(node.target) for node in exported.graph.nodes if "clrope" in str(node.target)]
     assert calls.count("clrope.rotate.default") == 2
     assert ("clrope.cos_sin.default" in calls) == (angles == "exact")
-    # Outside of the patch, the exported program still rotates by clrope.
+    # Outside of the patch, the exported program still rotates by clrope, few tokens too.
     assert torch.equal(exported.module()(ids, use_cache=False).logits, got)
+    few = exported.module()(ids[:, :5], use_cache=False).logits
+    assert off(few, model(ids[:, :5]).logits) <= (1e-5 if angles == "exact" else 0)
 
 
 def arguments(convention: Any, gen: Any, rng: Any, dtype: Any = torch.float32) -> dict[str, Any]:
