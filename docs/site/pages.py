@@ -30,7 +30,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if here == "bench/README.md":
         return markdown.replace("](../docs/", "](../")
     if here == "examples/README.md":  # the programs are no pages
-        markdown = re.sub(r"\[([a-z_/]+\.py)\]\(\1\)", r"`\1`", markdown)
+        markdown = re.sub(r"\[([a-z0-9_/]+\.py)\]\(\1\)", r"`\1`", markdown)
         return markdown.replace("](npu/README.md)", "](../npu.md)")
     markdown = markdown.replace("](../README.md", "](index.md")
     return re.sub(r"\]\(\.\./(?=bench/|CONTRIBUTING|SECURITY)", "](", markdown)
