@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from math import gcd
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -87,20 +87,11 @@ def describe(array: Any) -> tuple[tuple[Any, ...], Any] | None:
     return None
 
 
-class Signature(NamedTuple):
-    """What is known of a call's arrays without a closer look.
+def signature(inputs: Sequence[Any], several: bool, out: Any) -> tuple[list[Any], list[Any], list[Any], bool] | None:
+    """Return (key for the table of calls, outputs, memories for `Call.run`, whether they are on the host) of arrays.
 
-    key: for the table of calls. outputs: None for new ones. memories: for `Call.run`. on_host: where they are.
+    Outputs are None for new ones. None if an array needs a closer look, or if only some are on the host.
     """
-
-    key: list[Any]
-    outputs: list[Any]
-    memories: list[Any]
-    on_host: bool
-
-
-def signature(inputs: Sequence[Any], several: bool, out: Any) -> Signature | None:
-    """Return the signature of a call's arrays; None if one needs a closer look, or if some are on the host only."""
     if out is None:
         outputs: list[Any] = [None] * len(inputs)
     elif several:
@@ -113,11 +104,15 @@ def signature(inputs: Sequence[Any], several: bool, out: Any) -> Signature | Non
         return None
     key: list[Any] = []
     memories: list[Any] = []
+    opencl_array = _opencl_types()[1]
+    on_host = type(inputs[0]) is not opencl_array
     for a, b in zip(inputs, outputs):  # noqa: B905 - of one length
         described = describe(a)
         if described is None or 0 in a.shape:
             return None
         kind, memory = described
+        if (type(memory) is opencl_array) is on_host:
+            return None
         key.append(kind)
         if b is None:
             key.append(None)
@@ -127,15 +122,13 @@ def signature(inputs: Sequence[Any], several: bool, out: Any) -> Signature | Non
             memories += (memory, memory)
         else:
             described = describe(b)
-            if described is None:
+            if described is None or (type(described[1]) is opencl_array) is on_host:
                 return None
             key.append(described[0])
             memories += (memory, described[1])
             if _same_memory(memory, described[1]):
                 return None  # in place by another array, which the key does not say
-    opencl_array = _opencl_types()[1]
-    on_device = {type(memory) is opencl_array for memory in memories if memory is not None}
-    return Signature(key, outputs, memories, not on_device.pop()) if len(on_device) == 1 else None
+    return key, outputs, memories, on_host
 
 
 def _same_memory(a: Any, b: Any) -> bool:
