@@ -180,7 +180,7 @@ def _draw_positions(rng: np.random.Generator, fields: dict[str, Any]) -> dict[st
     )  # fmt: skip
     if form in ("far", "huge", "packed"):
         types = ("int64",)
-    elif form in ("signed", "back"):
+    elif form in ("signed", "back", "each"):
         types = tuple(kind for kind in types if kind.startswith("int"))
     return {"pos": form, "n_ctx": reach, "pt": _one_of(rng, *types)}
 

@@ -46,7 +46,7 @@ def rotary_classes() -> Iterator[tuple[str, Any, Any]]:
 
 def test_every_class(rng: np.random.Generator) -> None:
     """cos and sin of every class: which pair, axis and frequency, at random sizes, bases and positions."""
-    import torch
+    torch = pytest.importorskip("torch")
 
     seen = set()
     for model_type, configuration, rotary in rotary_classes():
