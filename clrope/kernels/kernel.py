@@ -49,12 +49,6 @@ class Parameter:
             raise ConfigError(f"{self.name}: got {shown(value)}, allowed are {self.allowed}")
 
 
-#: Why several kernels do not support a problem.
-PAIRING = "the pairs of input and output are at different places, only 'strided' can do that"
-LAST_AXIS = "the last axis is not contiguous, only 'strided' can do that"
-TABLES = "fused: the angles are not a configuration's exact ones"
-
-
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """A rotation kernel: one Python file makes one object of it.
@@ -93,3 +87,14 @@ class Kernel:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.maker or (pkgutil.resolve_name, (f"{__package__}.{self.name}:KERNEL",))
+
+
+def vectors_unsupported(problem: Problem, p: Parameters) -> str | None:
+    """Return why no kernel with vectors can rotate a problem by these parameters; None if one may."""
+    if problem.pairs.pairing is None:
+        return "the pairs of input and output are at different places, only 'strided' can do that"
+    if not (problem.x.last_axis_dense and problem.y.last_axis_dense):
+        return "the last axis is not contiguous, only 'strided' can do that"
+    if p["angles"] == "fused" and not problem.angles.exact:
+        return "fused: the angles are not a configuration's exact ones"
+    return None

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..layout import Shape4
-from .kernel import LAST_AXIS, PAIRING, TABLES, Kernel, Parameter, Parameters
-from .launch import LaunchSpec, angle_arguments, tensor_arguments
+from .kernel import Kernel, Parameter, Parameters, vectors_unsupported
+from .launch import LaunchSpec, vector_arguments
 from .problem import Pairing, Problem
 from .source import storage_options
 
@@ -40,12 +40,9 @@ PARAMETERS = (
 def supports(problem: Problem, p: Parameters) -> str | None:
     """Return why the problem cannot be rotated with these parameters; None if it can."""
     pairs, size = problem.pairs, problem.itemsize
-    if pairs.pairing is None:
-        return PAIRING
-    if not (problem.x.last_axis_dense and problem.y.last_axis_dense):
-        return LAST_AXIS
-    if p["angles"] == "fused" and not problem.angles.exact:
-        return TABLES
+    reason = vectors_unsupported(problem, p)
+    if reason is not None:
+        return reason
     run = 2 * pairs.pairs if pairs.pairing == "normal" else pairs.pairs
     for elements in (run, 0 if problem.in_place else pairs.rest):
         if elements * size % RUN_BYTES:
@@ -110,14 +107,9 @@ def _spec(problem: Problem, variant: Variant, local: int, multiple: int, second:
     items = -(-tokens * groups * lanes // local) * local
     both = (problem,) if second is None else (problem, second)
     last = max(_last_place(one.shape, strides) for one in both for strides in (one.x_strides, one.y_strides))
-    i32, i64, real = np.int32, np.int64, np.float64 if problem.dtype == "f64" else np.float32
+    i32, real = np.int32, np.float64 if problem.dtype == "f64" else np.float32
     arguments: tuple[tuple[str, Any], ...] = (
-        *tensor_arguments("x", problem.x_strides[:3]), *tensor_arguments("y", problem.y_strides[:3]),
-        ("heads", i32(heads)),
-        *tensor_arguments("x2", None if second is None else second.x_strides[:3]),
-        *tensor_arguments("y2", None if second is None else second.y_strides[:3]), ("heads2", i32(heads2)),
-        *angle_arguments(p["angles"]),
-        ("row_stride", i64(problem.row_stride)), ("tokens", i32(tokens)), ("groups", i32(groups)),
+        *vector_arguments(problem, second, p["angles"]), ("groups", i32(groups)),
         ("direction", real(1 if problem.forward else -1)),
     )  # fmt: skip
     return LaunchSpec(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ShapeError
+from .problem import Problem
 from .source import kernel_source
 
 if TYPE_CHECKING:
@@ -191,6 +192,18 @@ def tensor_arguments(name: str, strides: Sequence[int] | None) -> tuple[tuple[st
         return ((name, NO_BUFFER), *((other, np.int64(0)) for other in names))
     numbers = ((f"{name}_{axis}", np.int64(stride)) for axis, stride in zip(axes, strides, strict=False))
     return ((name, None), (f"{name}_offset", None), *numbers)
+
+
+def vector_arguments(first: Problem, second: Problem | None, angles: str) -> tuple[tuple[str, Any], ...]:
+    """Return the arguments with which kernels begin that rotate contiguous heads of one or two tensors."""
+    heads2 = 0 if second is None else second.shape[2]
+    return (
+        *tensor_arguments("x", first.x_strides[:3]), *tensor_arguments("y", first.y_strides[:3]),
+        ("heads", np.int32(first.shape[2])),
+        *tensor_arguments("x2", None if second is None else second.x_strides[:3]),
+        *tensor_arguments("y2", None if second is None else second.y_strides[:3]), ("heads2", np.int32(heads2)),
+        *angle_arguments(angles), ("row_stride", np.int64(first.row_stride)), ("tokens", np.int32(first.shape[1])),
+    )  # fmt: skip
 
 
 def angle_arguments(angles: str) -> tuple[tuple[str, Any], ...]:

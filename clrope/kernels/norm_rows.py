@@ -12,8 +12,8 @@ import numpy as np
 
 from ..norm import NormForm
 from .division import MOST_ROUNDS, heads_per_item, tokens_per_item, within_rounds
-from .kernel import LAST_AXIS, PAIRING, TABLES, Kernel, Parameter, Parameters
-from .launch import NO_BUFFER, LaunchSpec, angle_arguments, local_size_for, tensor_arguments
+from .kernel import Kernel, Parameter, Parameters, vectors_unsupported
+from .launch import NO_BUFFER, LaunchSpec, local_size_for, vector_arguments
 from .problem import Pairing, Problem
 from .rows import LEAST_STREAMED, MOST_PAIRS
 from .source import storage_options
@@ -39,12 +39,9 @@ def supports(problem: Problem, p: Parameters) -> str | None:
     pairs, width = problem.pairs, int(p["width"])
     if problem.norm is None:
         return NO_NORM
-    if pairs.pairing is None:
-        return PAIRING
-    if not (problem.x.last_axis_dense and problem.y.last_axis_dense):
-        return LAST_AXIS
-    if p["angles"] == "fused" and not problem.angles.exact:
-        return TABLES
+    reason = vectors_unsupported(problem, p)
+    if reason is not None:
+        return reason
     if pairs.pairs > MOST_PAIRS:
         return f"{pairs.pairs} pairs, at most {MOST_PAIRS} are kept in private memory"
     if pairs.head_dim % 16 or pairs.pairs % width or pairs.window % width:
@@ -132,14 +129,9 @@ def _spec(problem: Problem, variant: Variant, kind: str, units: int, second: Pro
     at_once = min(tokens, tokens_per_item(kind, units, batches * tokens, all_heads, per_item, head_bytes))
     least, at_once = within_rounds(per_item, at_once, *_rounds(problem, p))
     per_item = per_item if _over_heads(problem) else least
-    i32, i64, real = np.int32, np.int64, np.float64 if problem.dtype == "f64" else np.float32
+    i32, real = np.int32, np.float64 if problem.dtype == "f64" else np.float32
     arguments = (
-        *tensor_arguments("x", problem.x_strides[:3]), *tensor_arguments("y", problem.y_strides[:3]),
-        ("heads", i32(heads)),
-        *tensor_arguments("x2", None if second is None else second.x_strides[:3]),
-        *tensor_arguments("y2", None if second is None else second.y_strides[:3]), ("heads2", i32(heads2)),
-        *angle_arguments(p["angles"]),
-        ("row_stride", i64(problem.row_stride)), ("tokens", i32(tokens)), ("tokens_per_item", i32(at_once)),
+        *vector_arguments(problem, second, p["angles"]), ("tokens_per_item", i32(at_once)),
         ("heads_per_item", i32(per_item)), ("direction", real(1 if problem.forward else -1)),
         *norm_arguments(problem, problem.dtype), *norm_arguments(second, problem.dtype, "2"),
     )  # fmt: skip

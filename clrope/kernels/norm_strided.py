@@ -28,7 +28,11 @@ def supports(problem: Problem, p: Parameters) -> str | None:
         return NO_NORM
     # Two rounds of loops for each element, and a few for each head.
     most, elements = MOST_ROUNDS // 3, problem.norm.elements
-    return f"a sum over {elements} elements that lie apart, at most {most} are supported" if elements > most else None
+    return (
+        f"a sum over {elements} elements that are not contiguous, at most {most} are supported"
+        if elements > most
+        else None
+    )
 
 
 def order(p: Parameters) -> Iterator[Parameters]:

@@ -12,8 +12,8 @@ import numpy as np
 
 from ..layout import DTYPES, LONGEST_AXIS, Shape4
 from .division import MOST_ROUNDS, heads_per_item, tokens_per_item, within_rounds
-from .kernel import LAST_AXIS, PAIRING, TABLES, Kernel, Parameter, Parameters
-from .launch import LaunchSpec, angle_arguments, local_size_for, tensor_arguments
+from .kernel import Kernel, Parameter, Parameters, vectors_unsupported
+from .launch import LaunchSpec, local_size_for, vector_arguments
 from .problem import Pairing, Problem
 from .source import storage_options, unsigned_type
 
@@ -84,14 +84,11 @@ def store_bytes(problem: Problem, p: Parameters) -> int:
 def supports(problem: Problem, p: Parameters) -> str | None:
     """Return why the problem cannot be rotated with these parameters; None if it can."""
     pairs = problem.pairs
-    if pairs.pairing is None:
-        return PAIRING
-    if not (problem.x.last_axis_dense and problem.y.last_axis_dense):
-        return LAST_AXIS
+    reason = vectors_unsupported(problem, p)
+    if reason is not None or pairs.pairing is None:
+        return reason
     if pairs.pairs > MOST_PAIRS:
         return f"{pairs.pairs} pairs, at most {MOST_PAIRS} are kept in private memory"
-    if p["angles"] == "fused" and not problem.angles.exact:
-        return TABLES
     if p["nan"] == "plain" and problem.dtype == "bf16" and problem.angles.callers:
         return "plain: the caller's tables may hold NaNs with lower bits set"
     at_once = round_pairs(p, pairs.pairing)
@@ -177,13 +174,9 @@ def _spec(problem: Problem, variant: Variant, kind: str, units: int, second: Pro
     per_item = heads_per_item(kind, units, batches * tokens, all_heads, head_bytes)
     at_once = min(tokens, tokens_per_item(kind, units, batches * tokens, all_heads, per_item, head_bytes))
     per_item, at_once = within_rounds(per_item, at_once, *_rounds(problem, p))
-    i32, i64, real = np.int32, np.int64, np.float64 if problem.dtype == "f64" else np.float32
+    i32, real = np.int32, np.float64 if problem.dtype == "f64" else np.float32
     arguments = (
-        *tensor_arguments("x", first.x_strides[:3]), *tensor_arguments("y", first.y_strides[:3]), ("heads", i32(heads)),
-        *tensor_arguments("x2", None if second is None else second.x_strides[:3]),
-        *tensor_arguments("y2", None if second is None else second.y_strides[:3]), ("heads2", i32(heads2)),
-        *angle_arguments(p["angles"]),
-        ("row_stride", i64(first.row_stride)), ("tokens", i32(tokens)), ("tokens_per_item", i32(at_once)),
+        *vector_arguments(first, second, p["angles"]), ("tokens_per_item", i32(at_once)),
         ("heads_per_item", i32(per_item)), ("direction", real(1 if problem.forward else -1)),
     )  # fmt: skip
     return LaunchSpec(
