@@ -28,11 +28,9 @@ def supports(problem: Problem, p: Parameters) -> str | None:
         return NO_NORM
     # Two rounds of loops for each element, and a few for each head.
     most, elements = MOST_ROUNDS // 3, problem.norm.elements
-    return (
-        f"a sum over {elements} elements that are not contiguous, at most {most} are supported"
-        if elements > most
-        else None
-    )
+    if elements > most:
+        return f"a sum over {elements} elements that are not contiguous, at most {most} are supported"
+    return None
 
 
 def order(p: Parameters) -> Iterator[Parameters]:
