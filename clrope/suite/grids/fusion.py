@@ -19,6 +19,7 @@ from ...testing import NAN_POISON, bits, changed_outside, digest_of, guarded, li
 from ..case_outcome import CaseOutcome
 from ..registry import suite
 from ..rope_trial import generator
+from .kv_lines import CacheLine, cache_lines
 
 if TYPE_CHECKING:
     from ...device import DeviceInfo
@@ -100,7 +101,7 @@ class NormTrial:
 
 
 @suite("fusion")
-def fusion() -> Iterator[NormLine]:
+def fusion() -> Iterator[NormLine | CacheLine]:
     """RMS norm and rotation in one launch: both orders, over one head and over all, rounded once and at each step."""
     heads = cycle(((64, 64), (128, 128), (80, 32), (256, 64), (96, 96), (192, 128), (512, 512)))
     views = cycle(((0, False), (0, True), (1, False), (0, False), (1, True)))
@@ -109,3 +110,4 @@ def fusion() -> Iterator[NormLine]:
             if kind in ("f16", "bf16") or (rounding == "once" and kind in ("f32", "f64")):
                 head_dim, n_dims = next(heads)
                 yield NormLine(kind, mode, over, order, rounding, head_dim, n_dims, 3, *next(views))  # type: ignore[arg-type]
+    yield from cache_lines()
