@@ -65,11 +65,12 @@ class CacheArrays(NamedTuple):
 
 def checked_slots(name: str, given: Any, tokens: tuple[int, int], capacity: int) -> npt.NDArray[np.int64]:
     """Return slots as int64[B * S]; raises `ShapeError` for a wrong shape, one outside the cache, and one twice."""
-    array = integers(given, name)
+    plain = type(given) is np.ndarray and given.dtype.kind == "i"
+    array = given if plain else integers(given, name)
     if array.shape != tokens and (tokens[0] != 1 or array.shape != tokens[1:]):
         wanted = f"{list(tokens)}" + (f" or {list(tokens[1:])}" if tokens[0] == 1 else "")
         raise ShapeError(f"{name}: got shape {list(array.shape)}, {wanted} is needed: one per token")
-    if array.size and int(array.max()) >= capacity:
+    if array.size and array.max() >= capacity:
         raise ShapeError(f"{name}: got {int(array.max())}, the cache has rows 0 ... {capacity - 1}")
     slots = array.astype(np.int64).reshape(-1)
     if slots.size > 1:

@@ -181,9 +181,15 @@ class Runner:
 
     def bind_slots(self, slots: npt.NDArray[np.int64]) -> None:
         """Set where the tokens' rows of a KV cache are."""
-        self._slots = upload(self._state.runtime.context, slots)
+        import pyopencl as cl
+
+        runtime = self._state.runtime
+        # A call on host arrays has ended before the numbers go.
+        there = self.call.on_host and runtime.host_access == "svm"
+        self._slots = cl.SVM(slots) if there else upload(runtime.context, slots)
         for launch in self.launches:
-            launch.bind({"slots": self._slots})
+            for k in launch.indices("slots"):
+                launch.kernel.set_arg(k, self._slots)
 
     def _fill_tables(self, waits: Sequence[Any] | None) -> None:
         """Put on the queue what fills the tables, unless they hold these positions; launches wait for it."""
