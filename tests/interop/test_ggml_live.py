@@ -13,6 +13,7 @@ from helpers import bits
 
 import clrope
 from clrope.interop import ggml
+from clrope.suite.ggml_norm import GgmlNormLine, GgmlNormTrial, ggml_norm_lines
 
 
 class Live:
@@ -125,6 +126,28 @@ def test_live_rows(device: clrope.DeviceInfo, rng: np.random.Generator, live: Li
         want = live.memory(theirs, dst.size, dst.dtype).reshape(dst.shape)
         set_rows(call, dst, rows, angles="ggml", device=device.index)
         assert nmse(dst, want) <= (1e-9 if to == "f32" else 1e-8) * few(dst), call
+
+
+@pytest.mark.parametrize("line", list(ggml_norm_lines()), ids=lambda line: line.label)
+@pytest.mark.one_in(4)
+def test_live_norm_and_rope(device: clrope.DeviceInfo, line: GgmlNormLine, live: Live, seed: int) -> None:
+    """ggml's own cases and limit of a norm with a rotation after it."""
+    trial = line.prepare(seed)
+    (got,), errors = trial.results(device)
+    assert not errors
+    assert nmse(got, norm_and_rope(live, line, trial)) <= 1e-7
+
+
+def norm_and_rope(live: Live, line: GgmlNormLine, trial: GgmlNormTrial) -> np.ndarray:
+    """ggml's graph: sums, rms_norm, mul, rope."""
+    g, ctx = live.g, live.ctx
+    first, *others = (live.tensor(part) for part in trial.parts)
+    for other in others:
+        first = g.ggml_add(ctx, first, other)
+    normed = g.ggml_mul(ctx, g.ggml_rms_norm(ctx, first, trial.eps), live.tensor(trial.weight))
+    node = g.ggml_rope(ctx, normed, live.tensor(trial.positions), line.ne[0], line.mode)
+    live.compute(node)
+    return live.memory(node, trial.x[0].size, np.float32).reshape(trial.x[0].shape)
 
 
 def test_live_op_params(rng: np.random.Generator, live: Live) -> None:
