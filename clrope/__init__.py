@@ -19,6 +19,8 @@ from .config import RopeConfig
 from .device import DeviceInfo, device, devices
 from .errors import BuildError, ConfigError, DeviceError, RopeError, ShapeError, UnsupportedError
 from .identify import Hypothesis, Identification, identify
+from .kv_cache import PagedCache, RowCache
+from .kv_write import rope_cache, shift_cache
 from .layout import TensorView
 from .norm import Norm
 from .norm_alone import rms_norm
@@ -38,9 +40,11 @@ __all__ = [
     "Hypothesis",
     "Identification",
     "Norm",
+    "PagedCache",
     "Rope",
     "RopeConfig",
     "RopeError",
+    "RowCache",
     "ShapeError",
     "TensorView",
     "UnsupportedError",
@@ -56,6 +60,8 @@ __all__ = [
     "reference",
     "rms_norm",
     "rope",
+    "rope_cache",
     "rotate",
     "scaled_positions",
+    "shift_cache",
 ]

@@ -136,7 +136,7 @@ class Rope:
                 return result
             return call.run(inputs, given, memories, value, waits, norms)
         except Exception as error:
-            failure = launch_error(self._device_name, error)
+            failure = launch_error(self.device_name, error)
             if failure is not None:
                 raise failure from error
             raise
@@ -180,7 +180,7 @@ class Rope:
         """
         positions = chosen_positions(positions, offsets)
         norms = checked_norms(norm, x)
-        with opencl_errors(self._device_name):
+        with opencl_errors(self.device_name):
             return Plan(self._prepared(x, positions, forward, out, layout, transfer, norms)[1])
 
     def _prepared(
@@ -214,14 +214,15 @@ class Rope:
         ]
         if where.count:
             form = PositionForm(False, where.rows.shape[0], 0, where.beyond_32_bits)
-            with opencl_errors(self._device_name):
+            with opencl_errors(self.device_name):
                 own = self._target()
                 own.runtime.check()
                 filled(own, ConfigAngles(config), form, where.rows, results)
         return results[0], results[1]
 
     @property
-    def _device_name(self) -> str:
+    def device_name(self) -> str:
+        """The device's name if it was chosen already, otherwise what was asked for."""
         return str(self._own.runtime.info.name) if self._own else shown(self._selector, str)
 
     def _target(self) -> QueueState:

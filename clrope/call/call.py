@@ -6,7 +6,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from ..arrays import note_writes, shares_memory
 from ..buffer_place import HOST, buffer_place
@@ -40,7 +43,7 @@ class TensorPart(NamedTuple):
     """One tensor of a call: input and output without their addresses.
 
     x, y: views with offset 0. Alignments are those of element [0, 0, 0, 0], in bytes, up to 64. make: how a new output
-    is made; None if the caller gives one.
+    is made; None if the caller gives one. cache: the side that is a KV cache, whose rows are addressed by slots.
     """
 
     x: TensorView
@@ -52,17 +55,18 @@ class TensorPart(NamedTuple):
     pairs: PairLayout
     make: Maker | None
     norm: NormForm | None = None
+    cache: Literal["x", "y"] | None = None
 
 
 @dataclass(eq=False)
 class Step:
-    """One launch: a chunk of one part, or of two parts whose heads it rotates together."""
+    """One launch: a chunk of one part, and those of others whose heads it rotates, too."""
 
     part: int
     chunk: Chunk
     problem: Problem
     variant: Variant
-    second: Step | None = None
+    others: tuple[Step, ...] = ()
     spec: LaunchSpec | None = None
     program: Any = None
 
@@ -86,6 +90,7 @@ class Call:
     parts:  the tensors. source: of cos and sin. form: of the positions.
     tables_access: how the caller's tables of cos and sin reach the device.
     tensors: the parts whose output is a torch tensor of the caller's.
+    steps: the launches, if they are not simply those of all parts.
     """
 
     def __init__(
@@ -101,10 +106,11 @@ class Call:
         tables_access: Access,
         tensors: Sequence[int] = (),
         copy_chunk_bytes: int = COPY_CHUNK_BYTES,
+        steps: Sequence[Step] | None = None,
     ) -> None:
         self.state, self.source, self.form = state, source, form
         self.several = several
-        self.parts = _copied_if_too_large(parts, state.runtime.info.max_alloc)
+        self.parts = _copied_if_too_large(parts, state.runtime.info.max_alloc) if steps is None else list(parts)
         self.batch, self.seq = parts[0].x.shape[:2]
         self.makers = [part.make for part in parts]
         self.on_host = all(part.access != "device" for part in parts)
@@ -129,6 +135,18 @@ class Call:
         self.may_overlap = any(make is None for make in self.makers) and (
             len(parts) > 1 or not parts[0].in_place or bool(source.sides)
         )
+        self.copied = 0
+        self.steps = self._chosen(forward, variant, copy_chunk_bytes) if steps is None else list(steps)
+        for step in self.steps:
+            step.spec = step.variant.spec(step.problem, state.runtime.info, *(other.problem for other in step.others))
+            step.program = state.runtime.program(step.spec)
+        self.tables = self._tables()
+        #: Whether positions are nothing but a number for each launch: no buffers, no tables.
+        self.numbers_only = all(s.variant.angles == "fused" and s.problem.angles.counting for s in self.steps)
+        self._free: deque[Runner] = deque(maxlen=RUNNERS_KEPT)
+
+    def _chosen(self, forward: bool, variant: Variant | None, copy_chunk_bytes: int) -> list[Step]:
+        """Return the launches for all parts; last those of parts that are copied."""
         total = sum(part.x.nbytes for part in self.parts)
         direct: list[Step] = []
         copied: list[Step] = []
@@ -137,15 +155,7 @@ class Call:
                 step = self._step(number, part, chunk, forward, total, variant)
                 (copied if part.access == "copied" else direct).append(step)
         self.copied = len(copied)
-        self.steps = [*_joined(direct), *copied]
-        for step in self.steps:
-            second = None if step.second is None else step.second.problem
-            step.spec = step.variant.spec(step.problem, state.runtime.info, second)
-            step.program = state.runtime.program(step.spec)
-        self.tables = self._tables()
-        #: Whether positions are nothing but a number for each launch: no buffers, no tables.
-        self.numbers_only = all(s.variant.angles == "fused" and s.problem.angles.counting for s in self.steps)
-        self._free: deque[Runner] = deque(maxlen=RUNNERS_KEPT)
+        return [*_joined(direct), *copied]
 
     def _chunks(self, part: TensorPart, copy_chunk_bytes: int) -> list[Chunk]:
         info = self.state.runtime.info
@@ -238,12 +248,12 @@ class Call:
 
     def run(
         self, inputs: Sequence[Any], outputs: list[Any], memories: list[Any], value: Any, waits: Sequence[Any] = (),
-        norms: tuple[Norm | None, ...] = (),
+        norms: tuple[Norm | None, ...] = (), slots: npt.NDArray[np.int64] | None = None,
     ) -> Any:  # fmt: skip
         """Rotate arrays of this signature and return the result.
 
         outputs: None for new ones. memories: inputs and outputs in turn, None for new ones, then tables. value: of
-        positions, in this call's form. norms: one for each tensor, () for none.
+        positions, in this call's form. norms: one for each tensor, () for none. slots: of a KV cache, one per token.
         """
         state = self.state
         for k, make in enumerate(self.makers):
@@ -257,6 +267,8 @@ class Call:
         runner.place(value)
         if norms:
             runner.bind_norms(norms)
+        if slots is not None:
+            runner.bind_slots(slots)
         if self.tensors:
             note_writes([outputs[k] for k in self.tensors])
         if self.on_host:
@@ -300,7 +312,7 @@ def _joined(steps: Sequence[Step]) -> list[Step]:
         alike = (at, problem.dtype, problem.pairs, problem.in_place, problem.angles, step.variant, norm)
         mate = waiting.pop(alike, None)
         if mate is not None:
-            mate.second = step
+            mate.others = (step,)
             continue
         if step.variant.implementation.takes_second:
             waiting[alike] = step

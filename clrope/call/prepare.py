@@ -176,27 +176,15 @@ def _new_call(
     tables: Sequence[Operand], form: PositionForm,
 ) -> Call:  # fmt: skip
     runtime, variant = state.runtime, setup.variant
-    parts = []
     norms = setup.norm_forms or (None,) * len(inputs)
-    for x, out, pairs, norm in zip(inputs, outputs, setup.pairs, norms, strict=True):
-        y, make = x.view, None
-        alignment = alignment_of_operand(x if out is None else out)
-        if out is None:
-            make, y, alignment = result_maker(x)
-        else:
-            y = out.view
-        access = _access(x, runtime, setup.transfer, variant)
-        parts.append(
-            TensorPart(
-                _unplaced(x.view), _unplaced(y), alignment_of_operand(x), alignment, out is x, access, pairs, make, norm
-            )
-        )
-    nbytes = sum(o.view.nbytes for o in inputs)
-    if nbytes <= LOCAL_BYTES and state is runtime.queue_state(runtime.queue) and all(p.access == "svm" for p in parts):
-        state = runtime.local_state
+    parts = [
+        part_of(x, out, access_of(x, runtime, setup.transfer, variant), pairs, norm)
+        for x, out, pairs, norm in zip(inputs, outputs, setup.pairs, norms, strict=True)
+    ]
+    state = state_for(state, parts, sum(o.view.nbytes for o in inputs))
     tables_access: Access = "device"
     if tables and tables[0].kind != "opencl":
-        tables_access = _access(tables[0], runtime, setup.transfer, None)
+        tables_access = access_of(tables[0], runtime, setup.transfer, None)
     return Call(
         state, parts, setup.source, form, forward=setup.forward, several=setup.several, variant=variant,
         tables_access=tables_access,
@@ -204,7 +192,30 @@ def _new_call(
     )  # fmt: skip
 
 
-def _access(x: Operand, runtime: Runtime, transfer: Transfer, variant: Variant | None) -> Access:
+def part_of(
+    x: Operand, out: Operand | None, access: Access, pairs: PairLayout, norm: NormForm | None = None
+) -> TensorPart:
+    """Return a tensor of a call: out None for a new output, x itself in place."""
+    y, make = x.view, None
+    alignment = alignment_of_operand(x if out is None else out)
+    if out is None:
+        make, y, alignment = result_maker(x)
+    else:
+        y = out.view
+    own = alignment_of_operand(x)
+    return TensorPart(_unplaced(x.view), _unplaced(y), own, alignment, out is x, access, pairs, make, norm)
+
+
+def state_for(state: QueueState, parts: Sequence[TensorPart], nbytes: int) -> QueueState:
+    """Return the queue for so many bytes: small calls on host arrays may have one that is quicker for them."""
+    runtime = state.runtime
+    if nbytes <= LOCAL_BYTES and state is runtime.queue_state(runtime.queue) and all(p.access == "svm" for p in parts):
+        return runtime.local_state
+    return state
+
+
+def access_of(x: Operand, runtime: Runtime, transfer: Transfer, variant: Variant | None) -> Access:
+    """Return how an array reaches the device."""
     if x.kind == "opencl":
         return "device"
     if transfer == "copy" or (variant is not None and variant.implementation.needs_copies):

@@ -7,6 +7,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..kernels.launch import Launch
 from ..norm import Norm
@@ -19,6 +20,10 @@ from .transfer import Copies
 
 if TYPE_CHECKING:
     from .call import Call, FilledTable
+
+
+#: How names of arguments end that are of a launch's first, second and third tensor.
+SUFFIXES = ("", "2", "3")
 
 
 class Runner:
@@ -42,6 +47,7 @@ class Runner:
         #: The norms that are bound, and what must stay alive for them.
         self._norms: tuple[Norm | None, ...] = ()
         self._scales: list[Any] = []
+        self._slots: Any = None
         #: Of the last launches on OpenCL arrays.
         self._events: list[Any] = []
         self._uploads: list[Any] = []
@@ -84,12 +90,12 @@ class Runner:
         """Return the memory arguments of all launches but those of copied tensors, with how each is reached."""
         call, out = self.call, []
         for step, launch in zip(call.steps, self._direct, strict=False):
-            for one, names in ((step, ("x", "y")), (step.second, ("x2", "y2"))):
-                if one is None:
-                    continue
+            for one, suffix in zip((step, *step.others), SUFFIXES, strict=False):
                 part = call.parts[one.part]
-                for is_output, (name, whole) in enumerate(zip(names, (part.x, part.y), strict=True)):
-                    view = whole.part(one.chunk.batches, one.chunk.tokens)
+                for is_output, (side_name, whole) in enumerate((("x", part.x), ("y", part.y))):
+                    name, view = side_name + suffix, whole
+                    if part.cache is None or (part.cache != side_name and not part.in_place):
+                        view = whole.part(one.chunk.batches, one.chunk.tokens)
                     written = bool(is_output) or part.in_place
                     side = 2 * one.part + (is_output if not part.in_place else 0)
                     for number, offset in zip_longest(launch.indices(name), launch.indices(f"{name}_offset")):
@@ -148,7 +154,7 @@ class Runner:
         uploads = []
         for step, launch in zip(self.call.steps, self.launches, strict=True):
             rows = step.chunk.rows
-            if step.variant.angles == "cached":
+            if launch.index("positions") is None:
                 continue
             if step.variant.angles == "fused" and step.problem.angles.counting:
                 launch.bind({"positions": np.int64(value + rows.start)})
@@ -166,12 +172,18 @@ class Runner:
         self._norms = ()
         scales = []
         for step, launch in zip(self.call.steps, self.launches, strict=True):
-            for one, name in ((step, "scale"), (step.second, "scale2")):
-                norm = None if one is None else norms[one.part]
+            for one, suffix in zip((step, *step.others), SUFFIXES, strict=False):
+                norm = norms[one.part]
                 if norm is not None:
                     scales.append(self._state.runtime.scale_of(norm, real_of(step.problem.dtype)))
-                    launch.bind({name: scales[-1]})
+                    launch.bind({f"scale{suffix}": scales[-1]})
         self._scales, self._norms = scales, norms
+
+    def bind_slots(self, slots: npt.NDArray[np.int64]) -> None:
+        """Set where the tokens' rows of a KV cache are."""
+        self._slots = upload(self._state.runtime.context, slots)
+        for launch in self.launches:
+            launch.bind({"slots": self._slots})
 
     def _fill_tables(self, waits: Sequence[Any] | None) -> None:
         """Put on the queue what fills the tables, unless they hold these positions; launches wait for it."""

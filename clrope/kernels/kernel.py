@@ -11,10 +11,8 @@ from ..errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from ..config import RopeConfig
-    from ..device import DeviceInfo
     from .launch import LaunchSpec
     from .problem import Pairing, Problem
-    from .variant import Variant
 
 Parameters = Mapping[str, Any]
 
@@ -56,8 +54,8 @@ class Kernel:
     file:     the program under `kernels/` that it is built from.
     supports: (problem, parameters) -> None, or why it cannot be launched with these parameters.
     order:    (parameters) -> these, then others to try in their place: the first that supports a problem is used.
-    spec:     (problem, variant, device, second) -> the launch; second: another tensor with the same batches, tokens and
-              pairs, whose heads the launch rotates too, only with `takes_second`.
+    spec:     (problem, variant, device, *others) -> the launch; others: with `takes_second` another tensor with the
+              same batches, tokens and pairs, whose heads the launch rotates too.
     search:   (device kind, dtype, pairing) -> parameters that tuning tries, simplest first; of equally fast ones the
               first is taken.
     words:    (parameters) -> a short name.
@@ -75,7 +73,7 @@ class Kernel:
     file: str
     supports: Callable[[Problem, Parameters], str | None]
     order: Callable[[Parameters], Iterator[Parameters]]
-    spec: Callable[[Problem, Variant, DeviceInfo, Problem | None], LaunchSpec]
+    spec: Callable[..., LaunchSpec]
     search: Callable[[str, str, Pairing], list[dict[str, Any]]]
     words: Callable[[Parameters], str]
     takes_second: bool = False

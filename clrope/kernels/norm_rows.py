@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 FILE = "norm_rows.cl"
 NO_NORM = "there is no norm"
+#: What options say where there is none.
+_NO_NORM = NormForm("head", "before", "once", 1.0, 1)
 
 #: As those of `rows`, whose measured values are used here, too.
 PARAMETERS = (
@@ -36,30 +38,41 @@ PARAMETERS = (
 
 def supports(problem: Problem, p: Parameters) -> str | None:
     """Return why the problem cannot be rotated with these parameters; None if it can."""
-    pairs, width = problem.pairs, int(p["width"])
     if problem.norm is None:
         return NO_NORM
+    if problem.slots is not None:
+        return "a tensor is a KV cache"
+    return heads_unsupported(problem, p)
+
+
+def heads_unsupported(problem: Problem, p: Parameters) -> str | None:
+    """Return why `heads.clh` cannot rotate a problem by these parameters; None if it can."""
+    pairs, width = problem.pairs, int(p["width"])
     reason = vectors_unsupported(problem, p)
     if reason is not None:
         return reason
     if pairs.pairs > MOST_PAIRS:
         return f"{pairs.pairs} pairs, at most {MOST_PAIRS} are kept in private memory"
-    if pairs.head_dim % 16 or pairs.pairs % width or pairs.window % width:
+    whole = 16 if problem.norm is not None else width
+    if pairs.head_dim % whole or pairs.pairs % width or pairs.window % width:
         head = f"a head of {pairs.head_dim} elements, {pairs.pairs} pairs from element {pairs.window} on"
         return f"width: vectors do not divide {head}"
     if p["store"] == "nontemporal":
         size, alignment = width * problem.itemsize, problem.vector_alignment(problem.y_strides, problem.y_alignment)
         if size < LEAST_STREAMED or alignment % size:
             return f"nontemporal: vectors of {size} bytes, the output is aligned to {alignment}"
-    rounds = sum(_rounds(problem, p)) + (_rounds(problem, p)[0] * problem.shape[2] if _over_heads(problem) else 0)
+    rounds = sum(head_rounds(problem, p)) + (
+        head_rounds(problem, p)[0] * problem.shape[2] if over_heads(problem) else 0
+    )
     return f"{rounds} rounds of loops, a work-item makes at most {MOST_ROUNDS}" if rounds > MOST_ROUNDS else None
 
 
-def _over_heads(problem: Problem) -> bool:
+def over_heads(problem: Problem) -> bool:
+    """Whether a sum is over all heads of a token, so that one work-item has them all."""
     return problem.norm is not None and problem.norm.over == "heads"
 
 
-def _rounds(problem: Problem, p: Parameters) -> tuple[int, int]:
+def head_rounds(problem: Problem, p: Parameters) -> tuple[int, int]:
     """Return how many rounds of loops a head takes at most, and besides a token, each loop's end counted as one."""
     pairs, width = problem.pairs, int(p["width"])
     head = 8 * (pairs.head_dim // width + 2)
@@ -94,16 +107,15 @@ def norm_arguments(problem: Problem | None, dtype: str, suffix: str = "") -> tup
     return (f"scale{suffix}", scale), (f"mean{suffix}", real(mean)), (f"eps{suffix}", real(eps))
 
 
-def options(problem: Problem, p: Parameters) -> tuple[str, ...]:
-    """Return the compiler's options."""
+def head_options(problem: Problem, p: Parameters) -> tuple[str, ...]:
+    """Return the options of `heads.clh`."""
     pairs, angles, fused = problem.pairs, problem.angles, p["angles"] == "fused"
-    assert problem.norm is not None
     numbers = {
         "PAIRS": pairs.pairs, "HEAD_DIM": pairs.head_dim, "WINDOW": pairs.window,
         "NEIGHBOURS": pairs.pairing == "normal", "FUSED": fused, "NONTEMPORAL": p["store"] == "nontemporal",
     }  # fmt: skip
     out = [*storage_options(problem.dtype, p["width"]), *(f"-D{name}={int(n)}" for name, n in numbers.items())]
-    out += norm_options(problem.norm)
+    out += norm_options(problem.norm or _NO_NORM)
     if p["access"] == "clang":
         out.append("-DCLANG_VECTORS")
     if fused:
@@ -117,18 +129,23 @@ def spec(problem: Problem, variant: Variant, device: DeviceInfo, second: Problem
     return _spec(problem, variant, device.kind, device.compute_units, second)
 
 
+def divided(problem: Problem, p: Parameters, kind: str, units: int, all_heads: int) -> tuple[int, int]:
+    """Return the heads and the tokens of a work-item."""
+    batches, tokens, _, head_dim = problem.shape
+    head_bytes, per_item = head_dim * problem.itemsize, all_heads
+    if not over_heads(problem):
+        per_item = heads_per_item(kind, units, batches * tokens, all_heads, head_bytes)
+    at_once = min(tokens, tokens_per_item(kind, units, batches * tokens, all_heads, per_item, head_bytes))
+    least, at_once = within_rounds(per_item, at_once, *head_rounds(problem, p))
+    return per_item if over_heads(problem) else least, at_once
+
+
 @lru_cache(maxsize=512)
 def _spec(problem: Problem, variant: Variant, kind: str, units: int, second: Problem | None) -> LaunchSpec:
     p = variant.parameters
-    batches, tokens, heads, head_dim = problem.shape
-    heads2 = 0 if second is None else second.shape[2]
-    all_heads, head_bytes = heads + heads2, head_dim * problem.itemsize
-    per_item = all_heads
-    if not _over_heads(problem):
-        per_item = heads_per_item(kind, units, batches * tokens, all_heads, head_bytes)
-    at_once = min(tokens, tokens_per_item(kind, units, batches * tokens, all_heads, per_item, head_bytes))
-    least, at_once = within_rounds(per_item, at_once, *_rounds(problem, p))
-    per_item = per_item if _over_heads(problem) else least
+    batches, tokens, heads, _ = problem.shape
+    all_heads = heads + (0 if second is None else second.shape[2])
+    per_item, at_once = divided(problem, p, kind, units, all_heads)
     i32, real = np.int32, np.float64 if problem.dtype == "f64" else np.float32
     arguments = (
         *vector_arguments(problem, second, p["angles"]), ("tokens_per_item", i32(at_once)),
@@ -136,7 +153,7 @@ def _spec(problem: Problem, variant: Variant, kind: str, units: int, second: Pro
         *norm_arguments(problem, problem.dtype), *norm_arguments(second, problem.dtype, "2"),
     )  # fmt: skip
     return LaunchSpec(
-        FILE, "rope_norm_rows", options(problem, p), (-(-tokens // at_once), -(-all_heads // per_item), batches),
+        FILE, "rope_norm_rows", head_options(problem, p), (-(-tokens // at_once), -(-all_heads // per_item), batches),
         local_size_for(kind, 3), arguments,
     )  # fmt: skip
 

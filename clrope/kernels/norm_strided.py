@@ -38,9 +38,8 @@ def order(p: Parameters) -> Iterator[Parameters]:
     yield p
 
 
-def spec(problem: Problem, variant: Variant, device: DeviceInfo, second: Problem | None = None) -> LaunchSpec:
+def spec(problem: Problem, variant: Variant, device: DeviceInfo) -> LaunchSpec:
     """Return the launch."""
-    assert second is None, "one tensor a launch"
     return _spec(problem, device.kind)
 
 

@@ -88,11 +88,24 @@ class AngleForm:
 
 
 @dataclass(frozen=True)
+class SlotForm:
+    """How rows of a KV cache are addressed: by a number for each token, below 0 for none.
+
+    dtype: of the cache. page_size: rows of a page. from_cache: the input is the cache; otherwise the output.
+    """
+
+    dtype: str
+    page_size: int
+    from_cache: bool = False
+
+
+@dataclass(frozen=True)
 class Problem:
     """One tensor to rotate. Strides are in elements; alignments are those of element [0, 0, 0, 0], in bytes, up to 64.
 
     row_stride: rows of cos and sin from one batch to the next; 0 if all batches share them.
     norm: the norm before or after the rotation.
+    slots: the output is a KV cache, or the input. Its strides are those of pages, rows, heads and elements.
     """
 
     shape: Shape4
@@ -107,6 +120,7 @@ class Problem:
     x_alignment: int = BUFFER_ALIGNMENT
     y_alignment: int = BUFFER_ALIGNMENT
     norm: NormForm | None = None
+    slots: SlotForm | None = None
 
     @property
     def itemsize(self) -> int:

@@ -112,9 +112,9 @@ class Variant:
             raise UnsupportedError(str(self.unsupported(problem)))
         return Variant("strided", folder=self.folder)
 
-    def spec(self, problem: Problem, device: DeviceInfo, second: Problem | None = None) -> LaunchSpec:
+    def spec(self, problem: Problem, device: DeviceInfo, *others: Problem) -> LaunchSpec:
         """Return the launch for a supported problem; see `Kernel.spec`. Calls alike return the same object."""
-        return self.implementation.spec(problem, self, device, second)
+        return self.implementation.spec(problem, self, device, *others)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""

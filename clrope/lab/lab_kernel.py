@@ -105,7 +105,7 @@ class LabFile:
             found = launch(problem)
             return found if isinstance(found, str) else None
 
-        def spec(problem: Problem, variant: Variant, device: DeviceInfo, second: Problem | None) -> LaunchSpec:
+        def spec(problem: Problem, variant: Variant, device: DeviceInfo) -> LaunchSpec:
             found = launch(problem)
             assert isinstance(found, LaunchSpec)
             return found

@@ -53,7 +53,7 @@ def spec_of(kernel: Kernel, problem: Problem, device: DeviceInfo | None = None) 
     unsupported = kernel.supports(problem, {})
     if unsupported is not None:
         raise UnsupportedError(str(unsupported))
-    return kernel.spec(problem, Variant(kernel), device, None)  # type: ignore[arg-type]
+    return kernel.spec(problem, Variant(kernel), device)
 
 
 def positions_for(spec: LaunchSpec, rows: PositionRows) -> npt.NDArray[Any] | None:

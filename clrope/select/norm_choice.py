@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ShapeError
 from ..kernels import norm_rows, norm_strided
@@ -25,13 +25,17 @@ def select_with_norm(device: DeviceInfo, problem: Problem, nbytes: int, preferre
     """
     if preferred is not None:
         raise ConfigError(f"norm: given together with the variant or kernel {preferred}, which only rotates")
-    parameters = select(device, replace(problem, norm=None), nbytes).parameters
-    if device.kind == "cpu" and parameters.get("access") == "clang":
-        # A rotation waits for memory with short vectors, too; a norm has more to compute.
-        parameters["width"] = 8 if problem.dtype == "f64" else 16
+    parameters = with_wide_vectors(device, problem, select(device, replace(problem, norm=None), nbytes).parameters)
     for kernel in KERNELS:
         known = {p.name: parameters[p.name] for p in kernel.parameters if p.name in parameters}
         for tried in kernel.order(Variant(kernel, **known).parameters):
             if kernel.supports(problem, tried) is None:
                 return Variant(kernel, **tried)
     raise ShapeError(f"norm: {KERNELS[-1].supports(problem, {})}")
+
+
+def with_wide_vectors(device: DeviceInfo, problem: Problem, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return parameters of a rotation for a norm: the rotation waits for memory with short vectors, too."""
+    if device.kind == "cpu" and parameters.get("access") == "clang":
+        return {**parameters, "width": 8 if problem.dtype == "f64" else 16}
+    return parameters

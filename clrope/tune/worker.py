@@ -255,7 +255,7 @@ class Worker:
         return {**buffers, "rows": np.int32(rows.size), "magnitude": real(table.magnitude)}
 
     def _launch(self, number: int, problem: Problem, bound: dict[str, Any], second: Problem | None = None) -> Launch:
-        spec = self.variants[number].spec(problem, self.device, second)
+        spec = self.variants[number].spec(problem, self.device, *(() if second is None else (second,)))
         if number in self.sources:
             spec = replace(spec, source=self.sources[number])
         key = replace(spec, global_size=(), local_size=None, arguments=())

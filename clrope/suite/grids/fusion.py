@@ -16,9 +16,11 @@ from ...layout import DTYPES
 from ...norm import Norm, Order, Over, Rounding
 from ...norm_emulation import emulate_norm_rope
 from ..call_trial import CallTrial, Place
-from ..ggml_norm import GgmlNormLine, ggml_norm_lines
+from ..case_outcome import SuiteCase
+from ..ggml_norm import ggml_norm_lines
 from ..registry import suite
 from ..rope_trial import generator
+from .kv_lines import cache_lines
 
 if TYPE_CHECKING:
     from ...device import DeviceInfo
@@ -76,8 +78,8 @@ class NormLine:
 
 
 @suite("fusion")
-def fusion() -> Iterator[NormLine | GgmlNormLine]:
-    """RMS norm and rotation in one launch: orders, over one head and over all, rounding; ggml's own grid of both."""
+def fusion() -> Iterator[SuiteCase]:
+    """Norm and rotation in one launch, rotation into KV caches, shifts of keys in them, and ggml's cases of these."""
     heads = cycle(((64, 64), (128, 128), (80, 32), (256, 64), (96, 96), (192, 128), (512, 512)))
     views = cycle(((0, False), (0, True), (1, False), (0, False), (1, True)))
     for kind, mode, over, order in product(DTYPES, ("normal", "neox"), ("head", "heads"), ("before", "after")):
@@ -85,4 +87,5 @@ def fusion() -> Iterator[NormLine | GgmlNormLine]:
             if kind in ("f16", "bf16") or (rounding == "once" and kind in ("f32", "f64")):
                 head_dim, n_dims = next(heads)
                 yield NormLine(kind, mode, over, order, rounding, head_dim, n_dims, 3, *next(views))  # type: ignore[arg-type]
+    yield from cache_lines()
     yield from ggml_norm_lines()
