@@ -46,17 +46,24 @@ class CallTrial:
 
     x, positions, config: what is drawn. want: the outputs in float64; right: by NumPy's emulation, in their types.
     places:  of each tensor; its output is laid out as it is. inplace: whether the outputs are the inputs.
+    before:  what outputs hold that are no results for the inputs, such as caches; dense.
     rounded: how many times each value is rounded to its type, roughly.
     """
 
     def __init__(
         self, run: Run, x: Sequence[Array], positions: Any, config: Any, want: Sequence[Array], right: Sequence[Array],
-        *, places: Sequence[Place] = (), inplace: bool = False, rounded: int = 1,
+        *, places: Sequence[Place] = (), inplace: bool = False, before: Sequence[Array] = (), rounded: int = 1,
     ) -> None:  # fmt: skip
         self._run, self.x, self.positions, self.config = run, list(x), positions, config
         self._want, self._inplace = want, inplace
         self._places = places or [Place()] * len(x)
-        self._limits = [limit_for(dtype_name(a.dtype), a.size, rounding=True) * rounded for a in right]
+        self._before = before
+        # What is put into a cache is rounded to the tensors' type, then to the cache's.
+        kinds = [{dtype_name(a.dtype), dtype_name(x[0].dtype)} for a in right]
+        self._limits = [
+            max(limit_for(kind, a.size, rounding=True) for kind in both) * rounded
+            for both, a in zip(kinds, right, strict=True)
+        ]
         self.digest = digest_of(right)
 
     def results(self, device: DeviceInfo) -> tuple[list[Array], list[str]]:
@@ -64,7 +71,9 @@ class CallTrial:
         given = [place.put(x) for place, x in zip(self._places, self.x, strict=True)]
         made = given
         if not self._inplace:
-            made = [place.put(np.full_like(x, np.nan)) for place, x in zip(self._places, self.x, strict=True)]
+            number = len(self._limits) - len(self._before)
+            made = [p.put(np.full_like(x, np.nan)) for p, x in zip(self._places[:number], self.x, strict=False)]
+            made += [Place().put(array) for array in self._before]
         sources, targets = [view for _, view in given], [view for _, view in made]
         before = [[memory.copy() for memory, _ in part] for part in (given, made)]
         self._run(sources, targets, device)

@@ -17,7 +17,7 @@ from ...norm import Norm, Order, Over, Rounding
 from ...norm_emulation import emulate_norm_rope
 from ..call_trial import CallTrial, Place
 from ..case_outcome import SuiteCase
-from ..ggml_norm import ggml_norm_lines
+from ..ggml_fusion import ggml_fusion_lines
 from ..registry import suite
 from ..rope_trial import generator
 from .kv_lines import cache_lines
@@ -88,4 +88,4 @@ def fusion() -> Iterator[SuiteCase]:
                 head_dim, n_dims = next(heads)
                 yield NormLine(kind, mode, over, order, rounding, head_dim, n_dims, 3, *next(views))  # type: ignore[arg-type]
     yield from cache_lines()
-    yield from ggml_norm_lines()
+    yield from ggml_fusion_lines()
