@@ -148,7 +148,7 @@ def check_operands(inputs: Sequence[Operand], arrays: CacheArrays) -> None:
             raise ShapeError(f"{name}: got dtype {DTYPES[o.view.dtype]}, q, k and v need the same one of {allowed}")
         if (o.kind == "opencl") != (arrays.k.kind == "opencl"):
             raise ShapeError(f"{name}: {name} and the cache must both be OpenCL arrays or both in host memory")
-    for name, o, side in zip(names[1:], inputs[1:], arrays.sides, strict=True):
+    for name, o, side in zip(names[1:], inputs[1:], arrays.sides, strict=False):
         if o.view.shape[2:] != side.view.shape[2:]:
             raise ShapeError(
                 f"{name}: got {o.view.shape[2]} heads of {o.view.shape[3]} elements, the cache has "

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import clrope
+from clrope.suite.call_trial import CallTrial
 from clrope.suite.case_outcome import SuiteCase
 from clrope.suite.grids.interop.line import PeerTrial
 from clrope.suite.registry import cases_of, suites
@@ -49,7 +50,8 @@ def inputs_digest(trial: Any) -> str:
         arrays, text = [x for x in trial.call.inputs if x is not None], str(trial.call)
     else:
         x = trial.x.parent if isinstance(trial, RopeTrial) else trial.x
-        arrays, text = [x, np.asarray(trial.positions)], repr(trial.config)
+        tensors = x if isinstance(trial, CallTrial) else [x]
+        arrays, text = [*tensors, np.asarray(trial.positions)], repr(trial.config)
     total = hashlib.sha256(text.encode())
     for array in arrays:
         total.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ggml_calls import DTYPES, Call, calls, nmse, set_rows
+from ggml_calls import DTYPES, PLAIN, Call, calls, nmse, set_rows
 from helpers import bits
 
 import clrope
 from clrope.interop import ggml
+from clrope.suite.ggml_fusion import EPS, GgmlNormLine, GgmlNormTrial, GgmlRowsLine, GgmlRowsTrial, ggml_fusion_lines
 
 
 class Live:
@@ -125,6 +126,49 @@ def test_live_rows(device: clrope.DeviceInfo, rng: np.random.Generator, live: Li
         want = live.memory(theirs, dst.size, dst.dtype).reshape(dst.shape)
         set_rows(call, dst, rows, angles="ggml", device=device.index)
         assert nmse(dst, want) <= (1e-9 if to == "f32" else 1e-8) * few(dst), call
+
+
+@pytest.mark.parametrize("line", list(ggml_fusion_lines()), ids=lambda line: line.label)
+@pytest.mark.one_in(8)
+def test_live_fusion(device: clrope.DeviceInfo, line: GgmlNormLine | GgmlRowsLine, live: Live, seed: int) -> None:
+    """ggml's own cases and limit of a norm with a rotation after it, and of rows of a cache after it."""
+    trial = line.prepare(seed)
+    got, errors = trial.results(device)
+    assert not errors
+    node = norm_and_rope(live, trial) if isinstance(trial, GgmlNormTrial) else rotated(live, trial)
+    want = live.memory(node, got[0].size, np.float32)
+    live.compute(node)
+    assert nmse(got[0].reshape(-1), want) <= 1e-7
+    if len(got) > 1:
+        want = stored(live, node, trial, got[1])
+        assert nmse(got[1].reshape(want.shape), want) <= 1e-7
+
+
+def norm_and_rope(live: Live, trial: GgmlNormTrial) -> Any:
+    """ggml's graph: sums, rms_norm, mul, rope."""
+    g, ctx = live.g, live.ctx
+    first, *others = (live.tensor(part) for part in trial.parts)
+    for other in others:
+        first = g.ggml_add(ctx, first, other)
+    normed = g.ggml_mul(ctx, g.ggml_rms_norm(ctx, first, EPS), live.tensor(trial.weight))
+    return g.ggml_rope(ctx, normed, live.tensor(trial.positions), trial.config.n_dims, trial.config.ggml_mode)
+
+
+def rotated(live: Live, trial: GgmlRowsTrial) -> Any:
+    config = trial.config
+    floats = {name: getattr(config, name) for name in PLAIN}
+    call = Call(trial.x[0], trial.positions.reshape(-1), None, config.n_dims, config.ggml_mode, config.sections, floats)
+    return live.node(call, live.tensor(trial.x[0]))
+
+
+def stored(live: Live, node: Any, trial: GgmlNormTrial | GgmlRowsTrial, cache: np.ndarray) -> np.ndarray:
+    """What set_rows makes of the cache; rows that it does not write are taken from it."""
+    _, tokens, heads, head_dim = trial.x[0].shape
+    theirs = live.tensor(cache.reshape(-1, heads * head_dim))
+    live.memory(theirs, cache.size, cache.dtype).reshape(-1, heads * head_dim)[trial.rows] = 9
+    flat = live.g.ggml_view_2d(live.ctx, node, heads * head_dim, tokens, node.contents.nb[2], 0)
+    live.compute(live.g.ggml_set_rows(live.ctx, theirs, flat, live.tensor(trial.rows)))
+    return live.memory(theirs, cache.size, cache.dtype).reshape(-1, heads * head_dim).copy()
 
 
 def test_live_op_params(rng: np.random.Generator, live: Live) -> None:

@@ -25,7 +25,7 @@ class Run(NamedTuple):
         return " ".join([*self.suites, *self.words.split()])
 
 
-SHORT = Run(("seed", "layouts", "types"))
+SHORT = Run(("seed", "layouts", "types", "fusion", "models"))
 TYPES = ("f32", "f16", "bf16", "f64")
 GGML_MODES = (0, 2, 8, 24, 40)
 

@@ -38,6 +38,13 @@ SAMPLES = [
     ("types", "type=bf16"),
     ("layouts", "v=3"),
     ("layouts", "v=5"),
+    ("fusion", "type=bf16"),
+    ("fusion", "ne=[128,4,2,1]"),
+    ("fusion", "ne_a=[128,32,8,3]"),
+    ("fusion", "form=HND"),
+    ("models", "head_dim=64 type=f16"),
+    ("models", "name=deepseek"),
+    ("models", "name=qwen"),
 ]
 
 
