@@ -154,12 +154,13 @@ def check_out(x: Operand, out: Operand) -> bool:
     return False
 
 
-def check_apart(inputs: Sequence[Operand], outputs: Sequence[Operand | None]) -> None:
-    """Raise `ShapeError` if an output shares a byte with another output, or with the input of another one."""
+def check_apart(inputs: Sequence[Operand], outputs: Sequence[Operand | None], tables: Sequence[Operand] = ()) -> None:
+    """Raise `ShapeError` if an output shares a byte with another one, with another one's input, or with a table."""
     for i, a in enumerate(outputs):
-        for b in [*outputs[:i], *(o for j, o in enumerate(inputs) if j != i)]:
+        for b in [*outputs[:i], *(o for j, o in enumerate(inputs) if j != i), *tables]:
             if a is not None and b is not None and operands_overlap(a, b):
-                raise ShapeError("out: an output overlaps another tensor of the same call")
+                other = "cos or sin" if any(b is table for table in tables) else "another tensor of the same call"
+                raise ShapeError(f"out: an output overlaps {other}")
 
 
 def _shape(x: Operand) -> list[int]:

@@ -170,7 +170,7 @@ __kernel void rope_norm_rows(__global const element *x, const long x_offset, con
   x2 += x2_offset + batch * x2_batch;
   y2 += y2_offset + batch * y2_batch;
   for (int token = first_token; token < last_token; ++token) {
-    const token_angles source = ANGLES_OF((size_t)(batch * row_stride + token), PAIRS);
+    const token_angles source = ANGLES_OF(batch * row_stride + token);
     turns t;
     arrange(&t, &source);
     norm_and_rotate(x + token * x_token, x_head, y + token * y_token, y_head, first, min(last, heads), scale, mean, eps,

@@ -149,7 +149,7 @@ class Plan:
             if not moved and check_out(taken, target):
                 what = "x: is the plan's own output" if target is b else "out: is the plan's input"
                 raise ShapeError(f"{what}, the plan was made to rotate out of place")
-        check_apart(inputs, outputs)
+        check_apart(inputs, outputs, checked.tables)
         checked = checked._replace(
             inputs=inputs, outputs=[*outputs], positions=checked.positions._replace(value=binding.value)
         )

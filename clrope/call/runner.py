@@ -39,6 +39,7 @@ class Runner:
         self._ready: list[list[Any]] = [[] for _ in self.launches]
         self._direct = self.launches[: len(self.launches) - call.copied]
         self._value: Any = None
+        self._numbers_only = call.numbers_only
         #: The norms that are bound, and what must stay alive for them.
         self._norms: tuple[Norm | None, ...] = ()
         self._scales: list[Any] = []
@@ -47,9 +48,9 @@ class Runner:
         self._uploads: list[Any] = []
         self._constants = self._bind_constants()
         self._scalars = [
-            (launch.set_number, launch.indices("positions")[0], step.chunk.rows.start)
-            for step, launch in zip(call.steps, self.launches, strict=True)
-        ] if call.numbers_only else None  # fmt: skip
+            (launch.set_number, launch.indices(step.number)[0], call.source.first_row(step.chunk.rows))
+            for step, launch in zip(call.steps, self.launches, strict=True) if step.number is not None
+        ]  # fmt: skip
         by_kind: dict[str, list[Argument]] = {}
         for access, argument in self._arguments():
             by_kind.setdefault(access, []).append(argument)
@@ -95,13 +96,17 @@ class Runner:
                     for number, offset in zip_longest(launch.indices(name), launch.indices(f"{name}_offset")):
                         out.append((part.access, Argument(launch, number, offset, side, view, written)))
         if isinstance(call.source, CallerTables):
-            for table, filler in zip(call.tables, self._fillers, strict=True):
+            readers = [
+                (launch, step.chunk.rows, "")
+                for step, launch in zip(call.steps, self.launches, strict=True) if step.reads_callers
+            ]  # fmt: skip
+            readers += [(filler, t.rows, "_table") for t, filler in zip(call.tables, self._fillers, strict=True)]
+            for launch, rows, suffix in readers:
                 for k, name in enumerate(("cosine", "sine")):
-                    view = call.source.part(k, table.rows)
-                    number, offset = filler.index(f"{name}_table"), filler.index(f"{name}_offset")
+                    number, offset = launch.index(name + suffix), launch.index(f"{name}_offset")
                     assert number is not None
-                    side = 2 * len(call.parts) + k
-                    out.append((call.tables_access, Argument(filler, number, offset, side, view, False)))
+                    view, side = call.source.part(k, rows), 2 * len(call.parts) + k
+                    out.append((call.tables_access, Argument(launch, number, offset, side, view, False)))
         return out
 
     def bind(self, memories: Sequence[Any]) -> None:
@@ -135,7 +140,7 @@ class Runner:
 
     def place(self, value: Any) -> None:
         """Set the positions: an int from which they count, or int64[axes, rows]; as the call's form says."""
-        if self._scalars is not None:
+        if self._numbers_only:
             if value != self._value:
                 self._value = None  # until all launches have the new one
                 for set_number, number, start in self._scalars:
@@ -145,13 +150,12 @@ class Runner:
         if self._value is not None and _same(self._value, value):
             return
         self._value = None
+        for set_number, number, start in self._scalars:
+            set_number(number, np.int64(value + start))
         uploads = []
         for step, launch in zip(self.call.steps, self.launches, strict=True):
             rows = step.chunk.rows
-            if step.variant.angles == "cached":
-                continue
-            if step.variant.angles == "fused" and step.problem.angles.counting:
-                launch.bind({"positions": np.int64(value + rows.start)})
+            if step.variant.angles == "cached" or step.number is not None:
                 continue
             own = int64_rows(value, rows) if step.variant.angles == "fused" else own_rows(value, rows, launch.spec)
             uploads.append(upload(self._state.runtime.context, own))
@@ -210,14 +214,14 @@ class Runner:
 
     def _place_filler(self, table: FilledTable, filler: Launch) -> None:
         source, value, rows = self.call.source, self._value, table.rows
-        name = "index" if isinstance(source, CallerTables) else "positions"
+        callers = isinstance(source, CallerTables)
         if isinstance(source, CallerTables) and not source.indexed:
             return
-        if isinstance(value, int) and table.repeats == 1:
-            filler.bind({name: np.int64(value + rows.start)})
+        if isinstance(value, int) and table.repeats == 1 and not callers:
+            filler.bind({"positions": np.int64(value + rows.start)})
             return
         made = upload(self._state.runtime.context, np.tile(int64_rows(value, rows), table.repeats))
-        filler.bind({name: made})
+        filler.bind({"index" if callers else "positions": made})
         self._uploads = [*self._uploads, made]
 
     def keep_bound(self) -> None:
