@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .arrays import Operand, check_apart, check_forward, operand, refuse_buffer
-from .call.array_signature import describe, signature
+from .call.array_signature import signature
 from .call.call import Call
 from .call.events import check_events, launch_error, opencl_errors
 from .call.plan import Plan
@@ -181,16 +181,13 @@ def _signed(
         return None
     several = type(x) is tuple or type(x) is list
     inputs = x if several else (x,)
-    found, cosine, sine = signature(inputs, several, out), describe(cos), describe(sin)
-    if found is None or cosine is None or sine is None:
+    found = signature(inputs, several, out, (cos, sin))
+    if found is None:
         return None
     key, given, memories, on_host = found
-    if hasattr(cosine[1], "base_data") is on_host or hasattr(sine[1], "base_data") is on_host:
-        return None
-    memories += (cosine[1], sine[1])
     state = op.target_of_memories(memories, on_host)
     # 1 and True are equal, and have one place in a dictionary.
-    key += (cosine[0], sine[0], options, *map(type, options), several, database.generation(), form, state)
+    key += (options, *map(type, options), several, database.generation(), form, state)
     return tuple(key), inputs, given, memories, state
 
 

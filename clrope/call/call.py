@@ -232,11 +232,14 @@ class Call:
             memory = memories[k]
             if memory is None:
                 continue
-            start = memory if type(memory) is int else getattr(memory, "svm_ptr", None)
             space: Any = HOST
-            if start is None:
+            if type(memory) is int:
+                start = memory
+            elif not self.on_host and (self.on_device or hasattr(memory, "base_data")):
                 space, start = buffer_place(memory.base_data)
                 start += memory.offset
+            else:
+                start = memory.svm_ptr
             low, high = start + first, start + last
             for j, other_space, other_start, other_low, other_high, other_written, other in spans:
                 if (written or other_written) and low < other_high and other_low < high and space == other_space:
@@ -289,7 +292,8 @@ class Call:
     def give_back(self, runner: Runner) -> None:
         """Keep a runner for the next call; not after an error, which may have left it half set."""
         if not self.copied:
-            runner.release()
+            if self.tables:
+                runner.release()
             self._free.append(runner)
 
 

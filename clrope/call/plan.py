@@ -118,7 +118,10 @@ class Plan:
                 elif binding.tensor_sides:
                     binding.check_tensors(binding.tensor_sides)
                 if positions is not None:
-                    binding = _moved(binding, positions)
+                    if binding.counting and type(positions) is int and -LIMIT <= positions <= binding.last:
+                        binding.value = positions
+                    else:
+                        binding = _moved(binding, positions)
                 self._binding = binding
                 return binding.run(waits)
         except Exception as error:
@@ -237,9 +240,6 @@ class _Binding:
 
 def _moved(binding: _Binding, positions: Any) -> _Binding:
     """Return the binding at other positions: a new one if they have another form."""
-    if binding.counting and type(positions) is int and -LIMIT <= positions <= binding.last:
-        binding.value = positions
-        return binding
     checked = binding.checked
     batch, seq = checked.inputs[0].view.shape[:2]
     if binding.call is None:

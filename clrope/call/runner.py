@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..kernels.launch import Launch
+from ..kernels.launch import Launch, int64_bytes
 from ..norm import Norm
 from .events import all_ended, launch_error, pending, wait_on_host
 from .memory import KINDS, Access, Argument, Mapped, address_of, host_view
@@ -144,14 +144,14 @@ class Runner:
             if value != self._value:
                 self._value = None  # until all launches have the new one
                 for set_number, number, start in self._scalars:
-                    set_number(number, np.int64(value + start))
+                    set_number(number, int64_bytes(value + start))
                 self._value = value
             return
         if self._value is not None and _same(self._value, value):
             return
         self._value = None
         for set_number, number, start in self._scalars:
-            set_number(number, np.int64(value + start))
+            set_number(number, int64_bytes(value + start))
         uploads = []
         for step, launch in zip(self.call.steps, self.launches, strict=True):
             rows = step.chunk.rows
@@ -292,17 +292,19 @@ class Runner:
         arrays: all OpenCL arrays of the call. written: those that it writes. keep: what holds host arrays' memory.
         """
         state, on_device, own = self._state, self.call.on_device, self._events
-        unordered = state.unordered(arrays)
+        unordered, in_order = state.unordered(arrays), state.in_order
         before = [*waits, *state.before_writing(written)] if unordered else list(waits)
         for array in arrays:
+            events = array.events
             # This queue's own last launches come before in any case.
-            if array.events and not (state.in_order and array.events == own):
-                before += array.events
-        before = pending(before) if before else before
-        state.check_waits(before)
-        if before and not on_device:
-            wait_on_host(before)  # host memory is read by more than launches: copies and maps
-            before = []
+            if events and not (in_order and events == own):
+                before += events
+        if before:
+            before = pending(before)
+            state.check_waits(before)
+            if not on_device:
+                wait_on_host(before)  # host memory is read by more than launches: copies and maps
+                before = []
         try:
             for kind in self._mapped:
                 kind.before()
@@ -324,13 +326,12 @@ class Runner:
         their queue does not keep what comes later behind these launches: what writes an input has to wait for its
         reads. Parts of one array share their list of events.
         """
-        known: set[int] = set()
         if unordered:
             self._state.runtime.leave_events(unordered, events, waited)
             known = {id(array.events) for array in unordered}
+            written = [array for array in written if id(array.events) not in known]
         for array in written:
-            if id(array.events) not in known:
-                array.events[:] = events
+            array.events[:] = events
         self._events = events
 
     def _abandon(self, arrays: Sequence[Any], keep: Any) -> None:
@@ -351,15 +352,14 @@ class Runner:
 
     def release(self) -> None:
         """Give back tables, and keep what else may be large no longer than the launches need it."""
-        if self.call.tables:
-            if self._state.in_order:
-                for k, used in enumerate(self._sets):
-                    if used is not None:
-                        self._sets[k] = None
-                        self._state.runtime.tables.give_back((self._state, used.nbytes), used)
-            else:
-                self._sets = [None] * len(self._sets)
-                self._bound_sets = [None] * len(self._sets)
+        if self._state.in_order:
+            for k, used in enumerate(self._sets):
+                if used is not None:
+                    self._sets[k] = None
+                    self._state.runtime.tables.give_back((self._state, used.nbytes), used)
+        else:
+            self._sets = [None] * len(self._sets)
+            self._bound_sets = [None] * len(self._sets)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -101,7 +101,11 @@ def first_of(positions: Any, seq: int) -> int | None:
         return int(positions)
     if kind is np.ndarray and positions.ndim == 1 and positions.dtype.kind == "i" and 0 < seq == positions.size <= _FEW:
         first = int(positions[0])
-        if seq == 1 or (int(positions[-1]) - first == seq - 1 and (np.diff(positions) == 1).all()):
+        # As bytes, which takes a sixth of the time of `numpy.diff`.
+        if seq == 1 or (
+            int(positions[-1]) - first == seq - 1
+            and positions.astype(np.int64).tobytes() == (np.arange(seq, dtype=np.int64) + first).tobytes()
+        ):
             return first
     return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,6 +61,8 @@ class NoBuffer:
 
 #: The value of a memory argument that this launch does not use: a null pointer.
 NO_BUFFER = NoBuffer()
+#: The bytes of an int64 argument: making a NumPy scalar takes five times as long.
+int64_bytes = Struct("=q").pack
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,7 @@ class Launch:
         if isinstance(value, BoundNumber):
             self.set_number(k, np.dtype(value.dtype).type(elements * value.scale))
         else:
-            self.set_number(k, np.int64(elements))
+            self.set_number(k, int64_bytes(elements))
 
     def bind(self, arguments: Mapping[str, Any]) -> None:
         """Set those of the named arguments that this kernel has. OpenCL keeps no reference to them until the launch."""
