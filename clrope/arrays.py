@@ -154,12 +154,13 @@ def check_out(x: Operand, out: Operand) -> bool:
     return False
 
 
-def check_apart(inputs: Sequence[Operand], outputs: Sequence[Operand | None]) -> None:
-    """Raise `ShapeError` if an output shares a byte with another output, or with the input of another one."""
+def check_apart(inputs: Sequence[Operand], outputs: Sequence[Operand | None], tables: Sequence[Operand] = ()) -> None:
+    """Raise `ShapeError` if an output shares a byte with another one, with another one's input, or with a table."""
     for i, a in enumerate(outputs):
-        for b in [*outputs[:i], *(o for j, o in enumerate(inputs) if j != i)]:
+        for b in [*outputs[:i], *(o for j, o in enumerate(inputs) if j != i), *tables]:
             if a is not None and b is not None and operands_overlap(a, b):
-                raise ShapeError("out: an output overlaps another tensor of the same call")
+                other = "cos or sin" if any(b is table for table in tables) else "another tensor of the same call"
+                raise ShapeError(f"out: an output overlaps {other}")
 
 
 def _shape(x: Operand) -> list[int]:
@@ -291,23 +292,24 @@ def within_storage(tensor: Any) -> bool:
 
 def tensor_address(x: Any) -> int:
     """Return the address of a torch tensor's first element; 0 where `operand` has to look at the tensor."""
-    import torch
-
-    # Within a level of forward-mode differentiation the tensor may have a tangent.
-    if getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0:
+    if x.requires_grad or not x.is_cpu:
         return 0
     try:
-        return int(x.data_ptr())
-    except RuntimeError:  # a tensor that `torch.func` has wrapped
+        address = 0 if x.is_neg() or x.is_nested else x.data_ptr()
+        return int(address) if address and within_storage(x) else 0
+    except RuntimeError:  # sparse, nested, or wrapped by `torch.func`
         return 0
+
+
+def may_have_tangents() -> bool:
+    """Whether torch tensors may have tangents, within a level of forward-mode differentiation; imports nothing."""
+    torch = sys.modules.get("torch")
+    return torch is not None and getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0
 
 
 def note_writes(tensors: Sequence[Any]) -> None:
     """Tell torch that tensors are written, so that a backward pass that needs their earlier values is refused."""
-    for tensor in tensors:
-        import torch
-
-        torch.autograd.graph.increment_version(tensor)
+    sys.modules["torch"].autograd.graph.increment_version(tensors)
 
 
 def check_forward(forward: Any) -> bool:

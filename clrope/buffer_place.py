@@ -19,13 +19,13 @@ def buffer_place(buffer: Any) -> tuple[int, int]:
     memory and shared virtual memory are in the space `HOST` at their address; a part of a buffer is in its parent's
     space; every other buffer is alone in its own.
     """
-    pointer = getattr(buffer, "svm_ptr", None)
-    if pointer is not None:
-        return HOST, int(pointer)
     start = 0
-    while (parent := buffer.associated_memobject) is not None:
-        start += buffer.offset
-        buffer = parent
+    try:
+        while (parent := buffer.associated_memobject) is not None:
+            start += buffer.offset
+            buffer = parent
+    except AttributeError:  # shared virtual memory of a caller's allocator
+        return HOST, int(buffer.svm_ptr)
     if not buffer.flags & _USE_HOST_PTR:
         return buffer.int_ptr, start
     return HOST, start + buffer.get_host_array((1,), np.dtype(np.uint8)).__array_interface__["data"][0]

@@ -236,7 +236,9 @@ def _moved(
             assert side.host is not None
             heads = canonical(one.host, one.layout)
             write_rows(canonical(side.host, side.layout), slots, heads.reshape(-1, *heads.shape[2:]))
-        note_writes([side.original for side in sides if side.kind == "torch"])
+        tensors = [side.original for side in sides if side.kind == "torch"]
+        if tensors:
+            note_writes(tensors)
         return
     call = move_call(state, access, rows, sides, from_cache=False)
     call.run(_originals(rows), [o.original for o in sides], memories_of(rows, sides, []), 0, (), (), slots)

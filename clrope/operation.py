@@ -233,18 +233,18 @@ class Rope:
         return own
 
     def _state_of(self, arrays: Sequence[Any]) -> QueueState:
-        """Return the queue that OpenCL arrays are rotated on. Raises `DeviceError`, `ShapeError`."""
-        given = [array for array in arrays if array is not None]
-        first = given[0]
+        """Return the queue that OpenCL arrays are rotated on; None for new ones. Raises `DeviceError`, `ShapeError`."""
+        first = arrays[0]
+        queue = first.queue
         if not self._by_name:
             own = self._target()
-            if any(a.context != own.queue.context for a in given):
+            if any(a.context != own.queue.context for a in arrays if a is not None):
                 raise DeviceError("x: the array lives in another OpenCL context than the queue or context given")
             return own
-        for array in given:
-            if array.queue is not first.queue and array.context != first.context:
+        for array in arrays:
+            if array is not None and array.queue is not queue and array.context != first.context:
                 raise ShapeError("x: the arrays live in different OpenCL contexts")
-        state = runtimes.of_queue(first.queue if first.queue is not None else queue_for(first.context))
+        state = runtimes.of_queue(queue if queue is not None else queue_for(first.context))
         if self._selector is not None:
             wanted, found = self._target().runtime, state.runtime
             if wanted is not found and wanted.cl_device != found.cl_device:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import Operand, check_forward, operand, refuse_buffer
-from .call.array_signature import describe, signature
+from .arrays import Operand, check_apart, check_forward, operand, refuse_buffer
+from .call.array_signature import signature
 from .call.call import Call
 from .call.events import check_events, launch_error, opencl_errors
 from .call.plan import Plan
@@ -23,7 +23,7 @@ from .call.prepare import (
     outputs_of,
     positions_for,
 )
-from .call.sources import CallerTables, PositionForm, Positions
+from .call.sources import CallerTables, PositionForm, Positions, first_of
 from .config import RopeConfig, parse_mode
 from .errors import ConfigError, ShapeError, reading, renamed, shown
 from .integers import is_integer
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     import pyopencl
 
 FullTables = Literal["halves", "interleaved"]
-#: Positions where each token has a row of the tables.
-_OWN_ROWS = np.zeros((1, 0), np.int64)
 
 
 class _Options(NamedTuple):
@@ -78,7 +76,8 @@ def rotate(
 ) -> Any:
     """Rotate x by given cos and sin: first' = first cos - second sin, second' = first sin + second cos.
 
-    x, out, layout, device, wait_for: as for `clrope.rope`; several arrays need the same head_dim.
+    x, out, layout, device, wait_for: as for `clrope.rope`; several arrays need the same head_dim. out must not overlap
+                cos or sin.
     cos, sin:   with positions: [max_pos, columns], whose rows the positions pick; without: one row per token,
                 [S, columns] for every batch, or [B, S, columns]. Any strides; float16, bfloat16, float32, or with
                 float64 x also float64. columns is the number of pairs, or twice that ("full" tables).
@@ -111,7 +110,7 @@ def rotate(
                 and not (n_dims is None and _may_be_doubled(inputs[0], cos, layout))
                 and not (call.may_overlap and call.overlap(memories))
             ):
-                value = _OWN_ROWS
+                value = 0
                 if positions is not None:
                     value = call.source.positions(positions, call.batch, call.seq).value
                 return call.run(inputs, given, memories, value, waits)
@@ -175,23 +174,20 @@ def _signed(
     if kind is int:
         form = int
     elif kind is np.ndarray:
-        form = positions.shape
+        form = positions.shape, positions.ndim == 1 and first_of(positions, positions.size) is not None
     elif positions is not None:
         return None
-    # 1 and True are equal, and have one place in a dictionary.
-    plain = type(options.forward) is bool and all(type(value) in _PLAIN_TYPES for value in options)
+    if not {*map(type, options)} <= _PLAIN_TYPES:
+        return None
     several = type(x) is tuple or type(x) is list
     inputs = x if several else (x,)
-    found = signature(inputs, several, out) if plain else None
-    tables = [described for described in (describe(cos), describe(sin)) if described is not None]
-    if found is None or len(tables) != 2:
+    found = signature(inputs, several, out, (cos, sin))
+    if found is None:
         return None
     key, given, memories, on_host = found
-    if any(hasattr(memory, "base_data") is on_host for _, memory in tables):
-        return None
-    memories += [memory for _, memory in tables]
     state = op.target_of_memories(memories, on_host)
-    key += (tables[0][0], tables[1][0], *options, several, database.generation(), form, state)
+    # 1 and True are equal, and have one place in a dictionary.
+    key += (options, *map(type, options), several, database.generation(), form, state)
     return tuple(key), inputs, given, memories, state
 
 
@@ -202,10 +198,12 @@ def _may_be_doubled(x: Any, cos: Any, layout: str) -> bool:
     if hasattr(cos, "base_data") or columns == head_dim or columns % 2 or 0 in cos.shape:
         return False
     row = cos[(-1,) * (len(cos.shape) - 1)]
+    if row[0] != row[columns // 2] and row[0] != row[1]:
+        return False
     return bool((row[: columns // 2] == row[columns // 2 :]).all() or (row[::2] == row[1::2]).all())
 
 
-_PLAIN_TYPES = (str, int, bool, type(None), Variant)
+_PLAIN_TYPES = frozenset((str, int, bool, type(None), Variant))
 
 
 def _prepare(
@@ -252,7 +250,8 @@ def _prepare(
         2 * pairs if full else pairs, pairs, step, distance, full, positions is not None,
     )  # fmt: skip
     setup = Setup([layout_of_pairs] * len(inputs), source, forward, several, variant, transfer)
-    where = Positions(PositionForm(False, 1, seq if rows > 1 else 0, False), _OWN_ROWS)
+    check_apart([], outputs, [cosine, sine])
+    where = Positions(PositionForm(True, 1, seq if rows > 1 else 0, False), 0)
     if positions is not None:
         where = positions_for(setup, inputs, positions)
     return CheckedCall(setup, inputs, outputs, [cosine, sine], where, op.target_of)

@@ -48,7 +48,7 @@ __kernel void rope_cache_rows(__global const element *x, const long x_offset, co
     const long b = SHIFT ? page : batch, s = SHIFT ? row : (long)token;
     if (SHIFT && !stored)
       continue;
-    const token_angles source = ANGLES_OF((size_t)(batch * row_stride + token), PAIRS);
+    const token_angles source = ANGLES_OF(batch * row_stride + token);
     turns t;
     arrange(&t, &source);
     norm_and_rotate(x + x_offset + b * x_batch + s * x_token, x_head, y, y_offset + b * y_batch + s * y_token, y_head, 0,

@@ -59,7 +59,7 @@ __kernel void rope_rotate_lanes(__global const element *x, const long x_offset, 
   int place = WINDOW + (NEIGHBOURS ? 2 * pair : pair);
   turn first, second;
   if (rotates) {
-    const token_angles source = ANGLES_OF((size_t)(batch * (INDEX)row_stride + token), PAIRS + SECOND);
+    const token_angles source = ANGLES_OF(batch * (INDEX)row_stride + token);
     first = cos_sin(&source, pair);
     second = FULL_TABLES ? cos_sin(&source, SECOND + pair) : first;
   } else {

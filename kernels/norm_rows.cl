@@ -24,7 +24,7 @@ __kernel void rope_norm_rows(__global const element *x, const long x_offset, con
   const int first = (int)get_global_id(1) * heads_per_item;
   const int last = min(first + heads_per_item, heads + heads2);
   for (int token = first_token; token < last_token; ++token) {
-    const token_angles source = ANGLES_OF((size_t)(batch * row_stride + token), PAIRS);
+    const token_angles source = ANGLES_OF(batch * row_stride + token);
     turns t;
     arrange(&t, &source);
     norm_and_rotate(x + x_offset + batch * x_batch + token * x_token, x_head, y,

@@ -3,7 +3,7 @@
 //
 // x, y: tensors in storage type, each with the offset of its first element and its strides (in elements) of batch, token
 // and head. x2, y2: a second tensor with the same batches and tokens (k with q), with heads2 heads, 0 if there is none.
-// cosine, sine: real[rows][pairs], with FULL_TABLES real[rows][2 * pairs]: first the values for first elements of pairs,
+// cosine, sine: rows of real[pairs], with FULL_TABLES of real[2 * pairs]: first the values for first elements of pairs,
 // then those for second ones. Batch b and token s use row b * row_stride + s. direction: 1, or -1 for the transpose.
 // Global size: (ceil(tokens / tokens_per_item), ceil((heads + heads2) / heads_per_item), batches).
 //
@@ -331,9 +331,8 @@ __kernel void rope_rotate_rows(__global const element *x, const long x_offset, c
 
   for (int token = first_token; token < last_token; ++token) {
     // 2. The token's cos and sin.
-    const size_t row = (size_t)(batch * row_stride + token);
     __global const element *from = x + token * x_token + first * x_head;
-    const token_angles source = ANGLES_OF(row, PAIRS + SECOND);
+    const token_angles source = ANGLES_OF(batch * row_stride + token);
     turns t;
     UNROLL for (int slot = 0; slot < SLOTS; slot += ROUND) {
       if (FUSED & (WINDOWS_ONLY == 0) & (x_head == HEAD_DIM))
@@ -343,8 +342,8 @@ __kernel void rope_rotate_rows(__global const element *x, const long x_offset, c
 #if !FUSED
     // Those of the next token are read at once, so that all its heads would wait for them.
     UNROLL for (int i = 0; i < PAIRS; i += 64 / (int)sizeof(real)) {
-      FETCH(source.cosine + PAIRS + SECOND + i, 0, 3);
-      FETCH(source.sine + PAIRS + SECOND + i, 0, 3);
+      FETCH(source.cosine + table_row + i, 0, 3);
+      FETCH(source.sine + table_row + i, 0, 3);
     }
 #endif
 

@@ -8,21 +8,21 @@
 // Global size: (ceil(slots / slots_per_item), heads, batches * tokens).
 #include "types.clh"
 #include "storage.clh"
+#include "angles.clh"
 
 __kernel void rope_rotate_strided(__global const element *x, const long x_offset, const long x_batch,
                                   const long x_token, const long x_head, const long x_element, __global element *y,
                                   const long y_offset, const long y_batch, const long y_token, const long y_head,
-                                  const long y_element, __global const real *cosine, __global const real *sine,
-                                  const long row_stride, const int tokens, const int pairs, const int window,
-                                  const real direction, const int x_step, const int x_distance, const int y_step,
-                                  const int y_distance, const int slots, const int slots_per_item) {
+                                  const long y_element, ANGLES, const long row_stride, const int tokens,
+                                  const int pairs, const int window, const real direction, const int x_step,
+                                  const int x_distance, const int y_step, const int y_distance, const int slots,
+                                  const int slots_per_item) {
   const int head = (int)get_global_id(1);
   const long token = (long)(get_global_id(2) % (size_t)tokens), batch = (long)(get_global_id(2) / (size_t)tokens);
   x += x_offset + batch * x_batch + token * x_token + head * x_head;
   y += y_offset + batch * y_batch + token * y_token + head * y_head;
   const int second = FULL_TABLES ? pairs : 0; // where cos and sin of second elements begin
-  cosine += (size_t)(batch * row_stride + token) * (size_t)(pairs + second);
-  sine += (size_t)(batch * row_stride + token) * (size_t)(pairs + second);
+  const token_angles angles = ANGLES_OF(batch * row_stride + token);
   const int first = (int)get_global_id(0) * slots_per_item;
   const int last = min(first + slots_per_item, slots);
   for (int slot = first; slot < last; ++slot) {
@@ -32,8 +32,8 @@ __kernel void rope_rotate_strided(__global const element *x, const long x_offset
       y[k * y_element] = x[k * x_element];
       continue;
     }
-    const real c0 = cosine[slot], s0 = sine[slot] * direction;
-    const real c1 = cosine[slot + second], s1 = sine[slot + second] * direction;
+    const real c0 = angles.cosine[slot], s0 = angles.sine[slot] * direction;
+    const real c1 = angles.cosine[slot + second], s1 = angles.sine[slot + second] * direction;
     const long from = window + (long)slot * x_step, to = window + (long)slot * y_step;
     const real a = widen(x[from * x_element]), b = widen(x[(from + x_distance) * x_element]);
     y[to * y_element] = narrow(a * c0 - b * s0);

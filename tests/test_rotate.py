@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pyopencl.array as cla
 import pytest
 from helpers import POISON, same
 
 import clrope
 from clrope import ConfigError, RopeConfig, ShapeError
+from clrope.call.runtime import runtime_for
 from clrope.emulation import emulate_cos_sin, emulate_rope, emulate_rotation
 from clrope.layout import DTYPES
 from clrope.reference import pair_indices
 from clrope.select.defaults import default_for
 from clrope.select.records import SIZES, TuningKey
+from clrope.tables import rotate_plan
 
 TYPES = list(DTYPES)
 
@@ -219,6 +223,49 @@ def test_strided_tables_and_inputs(device: clrope.DeviceInfo, rng: np.random.Gen
     assert same(clrope.rotate(x, cos, sin, positions, device=device.index, transfer="copy"), want).all()
 
 
+def table_forms(table: np.ndarray) -> dict[str, np.ndarray]:
+    """The same numbers in forms that kernels read where they are, and in others."""
+    rows, columns = table.shape
+    wide, thin = (np.zeros((rows + 1, 3 * columns + 1), table.dtype) for _ in range(2))
+    forms = {
+        "dense": table, "copied": table.copy(), "columns of a wider one": wide[1:, 3 : 3 + columns],
+        "last row first": np.ascontiguousarray(table[::-1])[::-1], "by columns": np.asfortranarray(table),
+        "every third column": thin[:-1, ::3][:, :columns],
+    }  # fmt: skip
+    for form in forms.values():
+        form[...] = table
+    return forms
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "f64"])
+def test_forms_of_tables(device: clrope.DeviceInfo, dtype: str, full: bool, rng: np.random.Generator) -> None:
+    """Consecutive and other row numbers, none, and rows for each batch: every form of tables gives the same bits."""
+    pair = uniform(rng, dtype, 2, 5, 3, 32), uniform(rng, dtype, 2, 5, 1, 32)
+    cos, sin = (uniform(rng, "f64" if dtype == "f64" else "f32", 10, 32 if full else 16) for _ in range(2))
+    forms = list(zip(table_forms(cos).values(), table_forms(sin).values(), strict=True))
+    for positions in (3, np.arange(4, 9), rng.integers(0, 10, 5), np.arange(10).reshape(2, 5), None):
+        given = np.arange(10).reshape(2, 5) if positions is None else np.asarray(positions)
+        rows = np.broadcast_to(given + np.arange(5) if given.ndim == 0 else given, (2, 5))
+        want = [by_columns(x, cos[rows], sin[rows]) for x in pair]
+        for c, s in forms:
+            if positions is None:
+                c, s = (t.reshape(2, 5, -1) for t in (c, s))
+            for transfer in ("auto", "copy"):
+                got = clrope.rotate(pair, c, s, positions, device=device.index, transfer=transfer)  # type: ignore[arg-type]
+                assert all(same(a, b).all() for a, b in zip(got, want, strict=True))
+
+
+def by_columns(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """x, whole heads of halves, by a column for each pair or each element."""
+    pairs = x.shape[3] // 2
+    c, s = cos[:, :, None], sin[:, :, None]
+    a, b = (x[..., half].astype(cos.dtype) for half in (slice(pairs), slice(pairs, None)))
+    first, second = a * c[..., :pairs] - b * s[..., :pairs], a * s[..., -pairs:] + b * c[..., -pairs:]
+    return np.concatenate([first, second], -1).astype(x.dtype)
+
+
 def test_tables_are_read_as_they_are(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     x = uniform(rng, "f32", 5, 3, 16)
     cos, sin = (uniform(rng, "f32", 5, 8) for _ in range(2))
@@ -262,6 +309,27 @@ def test_refusals(given: dict[str, Any], kind: type[Exception], message: str) ->
         clrope.rotate(**{"x": x, "cos": table, "sin": table, **given})
     assert (x == 1).all()
     assert (table == 1).all()
+
+
+@pytest.mark.parametrize("opencl", [False, True])
+def test_an_output_over_a_table_is_refused(device: clrope.DeviceInfo, opencl: bool) -> None:
+    """Also in a call that was prepared for arrays apart, and in a plan; a table next to the output is not."""
+    memory: Any = np.ones(1000, np.float32)
+    if opencl:
+        memory = cla.to_device(runtime_for(device).queue, memory)
+    x, table = memory[:240].reshape(5, 3, 16), memory[300:340].reshape(5, 8)
+    beside, over = memory[340:580].reshape(5, 3, 16), memory[339:579].reshape(5, 3, 16)
+    apart = memory[900:940].reshape(5, 8)
+    for tables in ((table, apart), (apart, table)):
+        rotate = partial(clrope.rotate, x, *tables, device=device.index)
+        plan = rotate_plan(x, *tables, device=device.index, out=beside)
+        for call in (rotate, plan.run):
+            for _ in range(2):
+                call(out=beside)
+                with pytest.raises(ShapeError, match="out: an output overlaps cos or sin"):
+                    call(out=over)
+    with pytest.raises(ShapeError, match="out: an output overlaps cos or sin"):
+        clrope.rotate(x, x[:, 0, :8], table, device=device.index, out=x)
 
 
 @pytest.mark.parametrize("forward", [1, 1.0, "yes", np.array(True), None])

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Operand, tensor_address, within_storage
+from ..arrays import Operand, may_have_tangents, tensor_address
 from ..errors import ShapeError
 from ..host_memory import SMALLEST_KEPT, check_size, empty
 from ..kernels.problem import BUFFER_ALIGNMENT
@@ -52,6 +52,7 @@ def alignment_of_operand(operand: Operand) -> int:
 
 @cache
 def _opencl_types() -> tuple[Any, Any, Any]:
+    """Return the types of host memory and of OpenCL arrays, and the errors for what is no plain host memory."""
     import pyopencl as cl
     import pyopencl.array as cla
 
@@ -78,16 +79,15 @@ def describe(array: Any) -> tuple[tuple[Any, ...], Any] | None:
         return ("opencl", array.dtype, array.shape, array.strides, array.allocator is None, alignment), array
     torch = sys.modules.get("torch")
     if torch is not None and kind is torch.Tensor:
-        if array.requires_grad or not array.is_cpu or array.layout is not torch.strided or array.is_neg():
-            return None
-        address = 0 if array.is_nested else tensor_address(array)
-        if not address or not within_storage(array):
-            return None
-        return ("torch", array.dtype, array.shape, array.stride(), _ALIGNMENTS[address & 63]), address
+        address = tensor_address(array)
+        if address:
+            return ("torch", array.dtype, array.shape, array.stride(), _ALIGNMENTS[address & 63]), address
     return None
 
 
-def signature(inputs: Sequence[Any], several: bool, out: Any) -> tuple[list[Any], list[Any], list[Any], bool] | None:
+def signature(
+    inputs: Sequence[Any], several: bool, out: Any, tables: Sequence[Any] = ()
+) -> tuple[list[Any], list[Any], list[Any], bool] | None:
     """Return (key for the table of calls, outputs, memories for `Call.run`, whether they are on the host) of arrays.
 
     Outputs are None for new ones. None if an array needs a closer look, or if only some are on the host.
@@ -108,35 +108,31 @@ def signature(inputs: Sequence[Any], several: bool, out: Any) -> tuple[list[Any]
     on_host = type(inputs[0]) is not opencl_array
     for a, b in zip(inputs, outputs):  # noqa: B905 - of one length
         described = describe(a)
-        if described is None or 0 in a.shape:
+        if described is None or (type(a) is opencl_array) is on_host or 0 in a.shape:
             return None
-        kind, memory = described
-        if (type(memory) is opencl_array) is on_host:
-            return None
-        key.append(kind)
+        key.append(described[0])
+        memories.append(described[1])
         if b is None:
             key.append(None)
-            memories += (memory, None)
+            memories.append(None)
         elif b is a:
             key.append("in place")
-            memories += (memory, memory)
+            memories.append(described[1])
         else:
             described = describe(b)
-            if described is None or (type(described[1]) is opencl_array) is on_host:
+            if described is None or (type(b) is opencl_array) is on_host:
                 return None
             key.append(described[0])
-            memories += (memory, described[1])
-            if _same_memory(memory, described[1]):
-                return None  # in place by another array, which the key does not say
+            memories.append(described[1])
+    for a in tables:
+        described = describe(a)
+        if described is None or (type(a) is opencl_array) is on_host:
+            return None
+        key.append(described[0])
+        memories.append(described[1])
+    if int in map(type, memories) and may_have_tangents():
+        return None
     return key, outputs, memories, on_host
-
-
-def _same_memory(a: Any, b: Any) -> bool:
-    opencl_array = _opencl_types()[1]
-    if type(a) is opencl_array and type(b) is opencl_array:
-        # Parts of one buffer are other objects than it: `Call.overlap` looks where they are.
-        return bool(a.base_data is b.base_data or a.base_data == b.base_data)
-    return (a if type(a) is int else getattr(a, "svm_ptr", None)) == (b if type(b) is int else getattr(b, "svm_ptr", 0))
 
 
 def result_maker(x: Operand) -> tuple[Maker, TensorView, int]:
@@ -152,9 +148,7 @@ def result_maker(x: Operand) -> tuple[Maker, TensorView, int]:
     small = math.prod(shape) * dtype.itemsize < SMALLEST_KEPT
     alignment = _SMALL_ALIGNMENT if small else BUFFER_ALIGNMENT
     if x.kind == "numpy":
-        if small:
-            return (lambda _, __: _with_address(np.empty(shape, dtype))), view, alignment
-        return (lambda _, __: _with_address(empty(shape, dtype))), view, alignment
+        return _numpy_maker(np.empty if small else empty, shape, dtype), view, alignment
     import torch
 
     torch_shape, torch_dtype, new = x.original.shape, x.original.dtype, torch.empty
@@ -173,8 +167,14 @@ def result_maker(x: Operand) -> tuple[Maker, TensorView, int]:
     return _torch_maker(from_numpy), view, alignment
 
 
-def _with_address(made: Any) -> tuple[Any, Any]:
-    return made, _opencl_types()[0](made) if made.size else 0
+def _numpy_maker(new: Callable[..., Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Maker:
+    svm = _opencl_types()[0]
+
+    def make(_: Any, __: QueueState) -> tuple[Any, Any]:
+        made = new(shape, dtype)
+        return made, svm(made)
+
+    return make if 0 not in shape else lambda _, __: (new(shape, dtype), 0)
 
 
 def _torch_maker(new: Callable[[Any], Any]) -> Maker:

@@ -70,6 +70,18 @@ class Step:
     spec: LaunchSpec | None = None
     program: Any = None
 
+    @property
+    def reads_callers(self) -> bool:
+        """Whether it reads the caller's tables where they are."""
+        return self.spec is not None and "first_row" in self.spec.bound_names
+
+    @property
+    def number(self) -> str | None:
+        """The argument that is all it takes of positions: the first one, or the first row of tables."""
+        if self.reads_callers:
+            return "first_row"
+        return "positions" if self.variant.angles == "fused" and self.problem.angles.counting else None
+
 
 class FilledTable(NamedTuple):
     """Tables of cos and sin that launches read: some rows of positions, repeated so often. users: their numbers."""
@@ -116,11 +128,15 @@ class Call:
         self.on_host = all(part.access != "device" for part in parts)
         self.on_device = all(part.access == "device" for part in parts)
         self.tables_access, self.tensors = tables_access, tensors
-        #: Sides but outputs in place: number, first and last byte from element [0, 0, 0, 0] on, whether written, view.
+        #: Sides but outputs in place, and the caller's tables: number, first and last byte from element [0, 0, 0, 0]
+        #: on, whether written, view.
         self._compared = [
             (2 * k + side, view.span[0] * view.itemsize, view.span[1] * view.itemsize, side or part.in_place, view)
             for k, part in enumerate(parts)
             for side, view in enumerate((part.x,) if part.in_place else (part.x, part.y))
+        ] + [
+            (2 * len(parts) + k, view.span[0] * view.itemsize, view.span[1] * view.itemsize, False, view)
+            for k, view in enumerate(source.sides)
         ]
         #: Whether two sides, the second so many bytes behind the first, share memory.
         self._sharing: dict[tuple[int, int, int], bool] = {}
@@ -142,7 +158,7 @@ class Call:
             step.program = state.runtime.program(step.spec)
         self.tables = self._tables()
         #: Whether positions are nothing but a number for each launch: no buffers, no tables.
-        self.numbers_only = all(s.variant.angles == "fused" and s.problem.angles.counting for s in self.steps)
+        self.numbers_only = all(step.number is not None for step in self.steps)
         self._free: deque[Runner] = deque(maxlen=RUNNERS_KEPT)
 
     def _chosen(self, forward: bool, variant: Variant | None, copy_chunk_bytes: int) -> list[Step]:
@@ -195,7 +211,7 @@ class Call:
         runtime = self.state.runtime
         tables: dict[Any, FilledTable] = {}
         for number, step in enumerate(self.steps):
-            if step.variant.angles != "cached":
+            if step.variant.angles != "cached" or step.reads_callers:
                 continue
             assert step.spec is not None
             rows, repeats, real = step.chunk.rows, step.spec.row_repeats, real_of(step.problem.dtype)
@@ -226,11 +242,14 @@ class Call:
             memory = memories[k]
             if memory is None:
                 continue
-            start = memory if type(memory) is int else getattr(memory, "svm_ptr", None)
             space: Any = HOST
-            if start is None:
+            if type(memory) is int:
+                start = memory
+            elif not self.on_host and (self.on_device or hasattr(memory, "base_data")):
                 space, start = buffer_place(memory.base_data)
                 start += memory.offset
+            else:
+                start = memory.svm_ptr
             low, high = start + first, start + last
             for j, other_space, other_start, other_low, other_high, other_written, other in spans:
                 if (written or other_written) and low < other_high and other_low < high and space == other_space:
@@ -285,7 +304,8 @@ class Call:
     def give_back(self, runner: Runner) -> None:
         """Keep a runner for the next call; not after an error, which may have left it half set."""
         if not self.copied:
-            runner.release()
+            if self.tables:
+                runner.release()
             self._free.append(runner)
 
 

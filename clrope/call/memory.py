@@ -124,14 +124,18 @@ class Direct:
             # Whole pages; and one more if the memory begins late in its first page.
             size = -(-(last - first) // PAGE) * PAGE
             types = [ctypes.c_ubyte * size, ctypes.c_ubyte * (size + PAGE)]
-            self._setters.append((a, a.launch.kernel.set_arg, access, size, first, last, types))
+            self._setters.append(
+                (a.launch.kernel.set_arg, a.number, a.launch.set_offset, a.offset, a.side, a.view.itemsize,
+                 a.view.offset, access, size, first, last, types)
+            )  # fmt: skip
         self._offsets: list[int | None] = [None] * len(self._setters)
 
     def bind(self, memories: Sequence[Any]) -> None:
         """Set the arguments."""
         known, kept, offsets = self._runtime.host_buffers, [], self._offsets
-        for k, (a, set_arg, access, size, first, last, types) in enumerate(self._setters):
-            memory = memories[a.side]
+        for k, setter in enumerate(self._setters):
+            set_arg, number, set_offset, offset, side, item, start, access, size, first, last, types = setter
+            memory = memories[side]
             address = memory if type(memory) is int else memory.svm_ptr
             low = (address + first) & -PAGE
             pages = types[low + size < address + last]
@@ -142,11 +146,11 @@ class Direct:
                 with self._runtime.lock:
                     keep(known, key, buffer, HOST_BUFFERS_KEPT)
             kept.append(buffer)
-            set_arg(a.number, buffer)
-            where = (address - low) // a.view.itemsize + a.view.offset
+            set_arg(number, buffer)
+            where = (address - low) // item + start
             if offsets[k] != where:
                 offsets[k] = None
-                a.launch.set_offset(a.offset, where)
+                set_offset(offset, where)
                 offsets[k] = where
         self._kept = kept
 

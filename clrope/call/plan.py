@@ -118,7 +118,10 @@ class Plan:
                 elif binding.tensor_sides:
                     binding.check_tensors(binding.tensor_sides)
                 if positions is not None:
-                    binding = _moved(binding, positions)
+                    if binding.counting and type(positions) is int and -LIMIT <= positions <= binding.last:
+                        binding.value = positions
+                    else:
+                        binding = _moved(binding, positions)
                 self._binding = binding
                 return binding.run(waits)
         except Exception as error:
@@ -149,7 +152,7 @@ class Plan:
             if not moved and check_out(taken, target):
                 what = "x: is the plan's own output" if target is b else "out: is the plan's input"
                 raise ShapeError(f"{what}, the plan was made to rotate out of place")
-        check_apart(inputs, outputs)
+        check_apart(inputs, outputs, checked.tables)
         checked = checked._replace(
             inputs=inputs, outputs=[*outputs], positions=checked.positions._replace(value=binding.value)
         )
@@ -237,9 +240,6 @@ class _Binding:
 
 def _moved(binding: _Binding, positions: Any) -> _Binding:
     """Return the binding at other positions: a new one if they have another form."""
-    if binding.counting and type(positions) is int and -LIMIT <= positions <= binding.last:
-        binding.value = positions
-        return binding
     checked = binding.checked
     batch, seq = checked.inputs[0].view.shape[:2]
     if binding.call is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..kernels.launch import Launch
+from ..kernels.launch import Launch, int64_bytes
 from ..norm import Norm
 from .events import all_ended, launch_error, pending, wait_on_host
 from .memory import KINDS, Access, Argument, Mapped, address_of, host_view
@@ -44,6 +44,7 @@ class Runner:
         self._ready: list[list[Any]] = [[] for _ in self.launches]
         self._direct = self.launches[: len(self.launches) - call.copied]
         self._value: Any = None
+        self._numbers_only = call.numbers_only
         #: The norms that are bound, and what must stay alive for them.
         self._norms: tuple[Norm | None, ...] = ()
         self._scales: list[Any] = []
@@ -53,9 +54,9 @@ class Runner:
         self._uploads: list[Any] = []
         self._constants = self._bind_constants()
         self._scalars = [
-            (launch.set_number, launch.indices("positions")[0], step.chunk.rows.start)
-            for step, launch in zip(call.steps, self.launches, strict=True)
-        ] if call.numbers_only else None  # fmt: skip
+            (launch.set_number, launch.indices(step.number)[0], call.source.first_row(step.chunk.rows))
+            for step, launch in zip(call.steps, self.launches, strict=True) if step.number is not None
+        ]  # fmt: skip
         by_kind: dict[str, list[Argument]] = {}
         for access, argument in self._arguments():
             by_kind.setdefault(access, []).append(argument)
@@ -101,13 +102,17 @@ class Runner:
                     for number, offset in zip_longest(launch.indices(name), launch.indices(f"{name}_offset")):
                         out.append((part.access, Argument(launch, number, offset, side, view, written)))
         if isinstance(call.source, CallerTables):
-            for table, filler in zip(call.tables, self._fillers, strict=True):
+            readers = [
+                (launch, step.chunk.rows, "")
+                for step, launch in zip(call.steps, self.launches, strict=True) if step.reads_callers
+            ]  # fmt: skip
+            readers += [(filler, t.rows, "_table") for t, filler in zip(call.tables, self._fillers, strict=True)]
+            for launch, rows, suffix in readers:
                 for k, name in enumerate(("cosine", "sine")):
-                    view = call.source.part(k, table.rows)
-                    number, offset = filler.index(f"{name}_table"), filler.index(f"{name}_offset")
+                    number, offset = launch.index(name + suffix), launch.index(f"{name}_offset")
                     assert number is not None
-                    side = 2 * len(call.parts) + k
-                    out.append((call.tables_access, Argument(filler, number, offset, side, view, False)))
+                    view, side = call.source.part(k, rows), 2 * len(call.parts) + k
+                    out.append((call.tables_access, Argument(launch, number, offset, side, view, False)))
         return out
 
     def bind(self, memories: Sequence[Any]) -> None:
@@ -141,23 +146,22 @@ class Runner:
 
     def place(self, value: Any) -> None:
         """Set the positions: an int from which they count, or int64[axes, rows]; as the call's form says."""
-        if self._scalars is not None:
+        if self._numbers_only:
             if value != self._value:
                 self._value = None  # until all launches have the new one
                 for set_number, number, start in self._scalars:
-                    set_number(number, np.int64(value + start))
+                    set_number(number, int64_bytes(value + start))
                 self._value = value
             return
         if self._value is not None and _same(self._value, value):
             return
         self._value = None
+        for set_number, number, start in self._scalars:
+            set_number(number, int64_bytes(value + start))
         uploads = []
         for step, launch in zip(self.call.steps, self.launches, strict=True):
             rows = step.chunk.rows
-            if launch.index("positions") is None:
-                continue
-            if step.variant.angles == "fused" and step.problem.angles.counting:
-                launch.bind({"positions": np.int64(value + rows.start)})
+            if step.number is not None or launch.index("positions") is None:
                 continue
             own = int64_rows(value, rows) if step.variant.angles == "fused" else own_rows(value, rows, launch.spec)
             uploads.append(upload(self._state.runtime.context, own))
@@ -228,14 +232,14 @@ class Runner:
 
     def _place_filler(self, table: FilledTable, filler: Launch) -> None:
         source, value, rows = self.call.source, self._value, table.rows
-        name = "index" if isinstance(source, CallerTables) else "positions"
+        callers = isinstance(source, CallerTables)
         if isinstance(source, CallerTables) and not source.indexed:
             return
-        if isinstance(value, int) and table.repeats == 1:
-            filler.bind({name: np.int64(value + rows.start)})
+        if isinstance(value, int) and table.repeats == 1 and not callers:
+            filler.bind({"positions": np.int64(value + rows.start)})
             return
         made = upload(self._state.runtime.context, np.tile(int64_rows(value, rows), table.repeats))
-        filler.bind({name: made})
+        filler.bind({"index" if callers else "positions": made})
         self._uploads = [*self._uploads, made]
 
     def keep_bound(self) -> None:
@@ -306,17 +310,19 @@ class Runner:
         arrays: all OpenCL arrays of the call. written: those that it writes. keep: what holds host arrays' memory.
         """
         state, on_device, own = self._state, self.call.on_device, self._events
-        unordered = state.unordered(arrays)
+        unordered, in_order = state.unordered(arrays), state.in_order
         before = [*waits, *state.before_writing(written)] if unordered else list(waits)
         for array in arrays:
+            events = array.events
             # This queue's own last launches come before in any case.
-            if array.events and not (state.in_order and array.events == own):
-                before += array.events
-        before = pending(before) if before else before
-        state.check_waits(before)
-        if before and not on_device:
-            wait_on_host(before)  # host memory is read by more than launches: copies and maps
-            before = []
+            if events and not (in_order and events == own):
+                before += events
+        if before:
+            before = pending(before)
+            state.check_waits(before)
+            if not on_device:
+                wait_on_host(before)  # host memory is read by more than launches: copies and maps
+                before = []
         try:
             for kind in self._mapped:
                 kind.before()
@@ -338,13 +344,12 @@ class Runner:
         their queue does not keep what comes later behind these launches: what writes an input has to wait for its
         reads. Parts of one array share their list of events.
         """
-        known: set[int] = set()
         if unordered:
             self._state.runtime.leave_events(unordered, events, waited)
             known = {id(array.events) for array in unordered}
+            written = [array for array in written if id(array.events) not in known]
         for array in written:
-            if id(array.events) not in known:
-                array.events[:] = events
+            array.events[:] = events
         self._events = events
 
     def _abandon(self, arrays: Sequence[Any], keep: Any) -> None:
@@ -365,15 +370,14 @@ class Runner:
 
     def release(self) -> None:
         """Give back tables, and keep what else may be large no longer than the launches need it."""
-        if self.call.tables:
-            if self._state.in_order:
-                for k, used in enumerate(self._sets):
-                    if used is not None:
-                        self._sets[k] = None
-                        self._state.runtime.tables.give_back((self._state, used.nbytes), used)
-            else:
-                self._sets = [None] * len(self._sets)
-                self._bound_sets = [None] * len(self._sets)
+        if self._state.in_order:
+            for k, used in enumerate(self._sets):
+                if used is not None:
+                    self._sets[k] = None
+                    self._state.runtime.tables.give_back((self._state, used.nbytes), used)
+        else:
+            self._sets = [None] * len(self._sets)
+            self._bound_sets = [None] * len(self._sets)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,6 +61,8 @@ class NoBuffer:
 
 #: The value of a memory argument that this launch does not use: a null pointer.
 NO_BUFFER = NoBuffer()
+#: The bytes of an int64 argument: making a NumPy scalar takes five times as long.
+int64_bytes = Struct("=q").pack
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ class LaunchSpec:
     `NO_BUFFER`, or what is bound for each call: None, `BoundNumber`, `BoundRows`. A name may come twice. The names
     bound for each call, each as the kernels have them:
     memory x, y, x2, y2 with offsets in elements x_offset, y_offset, x2_offset, y2_offset (int64);
-    tables cosine, sine; or positions (a buffer of int64, with `AngleForm.counting` an int64 scalar), rows (int32),
+    tables cosine, sine, and, with `AngleForm.table_row`, cosine_offset, sine_offset, first_row (int64);
+    or positions (a buffer of int64, with `AngleForm.counting` an int64 scalar), rows (int32),
     step, step_low, axis (buffers), magnitude (float32, float64 for f64).
     source: the program's text, None for the package's own `kernels/<file>`.
     row_repeats: how often the rows of tables or positions are repeated: for kernels that read a row for each token of
@@ -156,7 +160,7 @@ class Launch:
         if isinstance(value, BoundNumber):
             self.set_number(k, np.dtype(value.dtype).type(elements * value.scale))
         else:
-            self.set_number(k, np.int64(elements))
+            self.set_number(k, int64_bytes(elements))
 
     def bind(self, arguments: Mapping[str, Any]) -> None:
         """Set those of the named arguments that this kernel has. OpenCL keeps no reference to them until the launch."""
@@ -202,14 +206,24 @@ def vector_arguments(first: Problem, second: Problem | None, angles: str) -> tup
         ("heads", np.int32(first.shape[2])),
         *tensor_arguments("x2", None if second is None else second.x_strides[:3]),
         *tensor_arguments("y2", None if second is None else second.y_strides[:3]), ("heads2", np.int32(heads2)),
-        *angle_arguments(angles), ("row_stride", np.int64(first.row_stride)), ("tokens", np.int32(first.shape[1])),
+        *(FUSED_ANGLES if angles == "fused" else table_arguments(first)),
+        ("row_stride", np.int64(first.row_stride)), ("tokens", np.int32(first.shape[1])),
     )  # fmt: skip
 
 
-def angle_arguments(angles: str) -> tuple[tuple[str, Any], ...]:
-    """Return the arguments of `angles.clh`, bound for each call: of 'fused' angles, or of 'cached' ones."""
-    fused = ("positions", "rows", "step", "step_low", "axis", "magnitude")
-    return tuple((name, None) for name in (fused if angles == "fused" else ("cosine", "sine")))
+#: The arguments of `angles.clh` with which a kernel computes angles, bound for each call.
+FUSED_ANGLES = tuple((name, None) for name in ("positions", "rows", "step", "step_low", "axis", "magnitude"))
+
+
+def table_arguments(problem: Problem) -> tuple[tuple[str, Any], ...]:
+    """Return the arguments of `angles.clh` with which a kernel reads tables: made for it, or the caller's."""
+    row, pairs = problem.angles.table_row, problem.pairs.pairs
+    place = np.int64(0) if row is None else None
+    width = (2 * pairs if problem.angles.full_tables else pairs) if row is None else row
+    return (
+        ("cosine", None), ("cosine_offset", place), ("sine", None), ("sine_offset", place), ("first_row", place),
+        ("table_row", np.int64(width)),
+    )  # fmt: skip
 
 
 def local_size_for(kind: str, dimensions: int) -> tuple[int, ...] | None:

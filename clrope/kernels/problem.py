@@ -70,6 +70,7 @@ class AngleForm:
     one_axis:    the first row of positions drives all pairs.
     wide:        positions may be outside ±2**31, so the lower 64 bits of the steps are needed.
     callers:     the tables are the caller's: numbers of any bits, NaNs too.
+    table_row:   elements from one row to the next of tables that are read where the caller has them; None: of others.
     """
 
     exact: bool = False
@@ -79,6 +80,7 @@ class AngleForm:
     one_axis: bool = True
     wide: bool = False
     callers: bool = False
+    table_row: int | None = None
 
     @property
     def options(self) -> tuple[str, ...]:

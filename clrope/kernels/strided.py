@@ -10,7 +10,7 @@ import numpy as np
 
 from .division import MOST_ROUNDS
 from .kernel import Kernel, Parameter, Parameters
-from .launch import LaunchSpec, local_size_for, tensor_arguments
+from .launch import LaunchSpec, local_size_for, table_arguments, tensor_arguments
 from .problem import Pairing, Problem
 from .source import storage_options
 
@@ -48,7 +48,7 @@ def _spec(problem: Problem, variant: Variant, kind: str) -> LaunchSpec:
     options = [*storage_options(problem.dtype), f"-DFULL_TABLES={int(full)}"]
     arguments: tuple[tuple[str, Any], ...] = (
         *tensor_arguments("x", problem.x_strides), *tensor_arguments("y", problem.y_strides),
-        ("cosine", None), ("sine", None),
+        *table_arguments(problem),
         ("row_stride", i64(problem.row_stride)), ("tokens", i32(tokens)), ("pairs", i32(pairs.pairs)),
         ("window", i32(pairs.window)), ("direction", real(1 if problem.forward else -1)),
         ("x_step", i32(pairs.step)), ("x_distance", i32(pairs.distance)), ("y_step", i32(pairs.out_step)),

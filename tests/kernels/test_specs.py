@@ -42,7 +42,8 @@ def parameters_of(spec: LaunchSpec) -> list[tuple[str, str]]:
     inside = text.partition(f"void {spec.function}(")[2].partition(")")[0]
     table = "POSITIONS, const int rows, __global const ulong *step, __global const long *step_low, "
     table += "__global const uchar *axis, const real magnitude"
-    cached = "__global const real *cosine, __global const real *sine"
+    cached = "__global const real *cosine, const long cosine_offset, __global const real *sine, "
+    cached += "const long sine_offset, const long first_row, const long table_row"
     inside = re.sub(r"\bANGLES\b", table if fused else cached, inside)
     inside = inside.replace("POSITIONS", "const long positions" if counting else "__global const long *positions")
     found = []
@@ -57,6 +58,7 @@ SPECS: dict[str, Any] = {
     "rows of two": lambda d: Variant().spec(problem(), d, problem((1, 5, 1, 64))),
     "rows fused": lambda d: FUSED.spec(problem(), d),
     "rows counting": lambda d: FUSED.spec(problem(angles=AngleForm(exact=True, counting=True)), d),
+    "rows with a caller's tables": lambda d: Variant().spec(problem(angles=AngleForm(table_row=40)), d),
     "lanes": lambda d: Variant("lanes").spec(problem(), d),
     "lanes of two": lambda d: Variant("lanes", angles="cached").spec(problem(), d, problem((1, 5, 1, 64))),
     "strided": lambda d: STRIDED.spec(problem(), d),
