@@ -320,9 +320,9 @@ class Runner:
         if before:
             before = pending(before)
             state.check_waits(before)
-            if not on_device:
-                wait_on_host(before)  # host memory is read by more than launches: copies and maps
-                before = []
+        if before and not on_device:
+            wait_on_host(before)  # host memory is read by more than launches: copies and maps
+            before = []
         try:
             for kind in self._mapped:
                 kind.before()
