@@ -75,6 +75,7 @@ def test_parameters(device: clrope.DeviceInfo, dtype: str, seed: int, rng: np.ra
             run(case, device)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("layout", ["bsnd", "bnsd", "sbnd", "dnsb", "nsbd", "sdbn"])
 @pytest.mark.parametrize("dtype", ["f16", "f32"])
 def test_letters(device: clrope.DeviceInfo, layout: str, dtype: str, seed: int) -> None:

@@ -128,6 +128,7 @@ def test_a_kernel_that_aborts(device: DeviceInfo, tmp_path: Path) -> None:
     assert said in report.first_failure.outcome.detail
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CHEATS)
 def test_cheats_with_a_memory(device: DeviceInfo, tmp_path: Path, name: str) -> None:
     body, said = CHEATS[name]

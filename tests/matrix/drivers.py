@@ -133,7 +133,8 @@ def arm64(folder: Path | None, draw: Draw) -> Driver:
     return Driver(
         ARM64, "pocl", {"CLROPE_PROBE_TIMEOUT": "600"},
         python=(str(CHROOT), str(folder.resolve()), "python3"),
-        runs=(draw.of_type("seed", "types"), Run(("layouts", "modes"), draw.small("modes").words)), tests=tests, patience=1800,
+        runs=(draw.of_type("seed", "types"), Run(("layouts", "modes"), draw.small("modes").words)), tests=tests,
+        patience=1800,
     )  # fmt: skip
 
 
