@@ -68,7 +68,7 @@ def entries_by_name(result):
     return {**result, "workloads": records}
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 def test_an_interrupted_run_is_continued(device, seed, tmp_path):
     first, watcher = interrupted(device, seed, 4, repeats=2)
     assert watcher.seen == [(k, 4, name) for k, name in enumerate(sorted(NAMES * 2))]

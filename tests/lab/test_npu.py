@@ -173,6 +173,7 @@ def test_the_tiled_kernel_fits(device: DeviceInfo, tmp_path: Path, name: str, dt
     assert report.prediction is not None
 
 
+@pytest.mark.one_in(3)
 def test_a_kernel_without_overlap(device: DeviceInfo, tmp_path: Path) -> None:
     report = checked(device, simple(tmp_path), "generic")
     assert report.verdict == "fits"
