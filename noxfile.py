@@ -88,12 +88,12 @@ def types(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the documentation, run its blocks and the examples; a broken link or an unknown page is an error.
 
-    The blocks of the lab's page take as long as all others: a run of the tests draws them.
+    The blocks of a few pages take as long as all others: a run of the tests draws them.
     """
     session.install("-e", ".[dev,docs]")
     session.run("mkdocs", "build", "--strict", "--site-dir", str(Path(session.create_tmp()) / "site"))
-    lab = "tests/docs/test_docs.py::test_the_blocks_of_the_lab_s_page_run"
-    session.run("pytest", "-q", "-n", "2", "--all", "--deselect", lab, "tests/docs", "tests/examples")
+    long = "tests/docs/test_docs.py::test_the_blocks_of_a_long_page_run"
+    session.run("pytest", "-q", "-n", "2", "--all", "--deselect", long, "tests/docs", "tests/examples")
 
 
 @nox.session

@@ -180,7 +180,7 @@ def test_position_0_only_scales(device: clrope.DeviceInfo, case: Case) -> None:
     assert ((bits(got) == bits(want)) | (got == want)).all(), case  # 0 and -0 are one
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(6)
 @examples(40)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1), mode=st.sampled_from(["mrope", "imrope"]))
 def test_text_in_section_modes_is_neox(device: clrope.DeviceInfo, data: st.DataObject, seed: int, mode: str) -> None:

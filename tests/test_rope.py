@@ -27,7 +27,7 @@ def form(mode: str) -> str:
     return "4BS" if "sections" in MODES[mode] else "BS"
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("forward", [True, False], ids=["forward", "back"])
 @pytest.mark.parametrize("out", [None, "in place"], ids=["new", "inplace"])
 @pytest.mark.parametrize("dtype", TYPES)
@@ -39,7 +39,7 @@ def test_modes_and_types(device: clrope.DeviceInfo, mode: str, dtype: str, out: 
         run(replace(case, seed=seed + len(shape)), device)
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("n_dims", [2, 4, 6, 14, 16, 30, 32, 34, 62])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("mode", ["normal", "neox", "imrope"])
@@ -75,6 +75,7 @@ def test_parameters(device: clrope.DeviceInfo, dtype: str, seed: int, rng: np.ra
             run(case, device)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("layout", ["bsnd", "bnsd", "sbnd", "dnsb", "nsbd", "sdbn"])
 @pytest.mark.parametrize("dtype", ["f16", "f32"])
 def test_letters(device: clrope.DeviceInfo, layout: str, dtype: str, seed: int) -> None:

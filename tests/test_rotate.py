@@ -158,7 +158,7 @@ def nans(dtype: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("mode", ["normal", "neox"])
-@pytest.mark.parametrize("dtype", [pytest.param(d, marks=[] if d == "bf16" else pytest.mark.one_in(4)) for d in TYPES])
+@pytest.mark.parametrize("dtype", [pytest.param(d, marks=[] if d == "bf16" else pytest.mark.one_in(8)) for d in TYPES])
 def test_nans_of_tables(device: clrope.DeviceInfo, dtype: str, mode: Any, rng: np.random.Generator) -> None:
     """Any NaN as a cos, as a sin and as both makes both elements of its pair NaN, with the defaults of every size."""
     defaults = [default_for(device, TuningKey(dtype, mode, False, size)) for size in SIZES]

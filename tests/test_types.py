@@ -98,6 +98,7 @@ def test_ties_go_to_even(device: clrope.DeviceInfo, dtype: str) -> None:
     assert (even < counts / 2).any()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 def test_random_bits_of_wide_types(device: clrope.DeviceInfo, mode: str, dtype: str, seed: int) -> None:

@@ -33,8 +33,8 @@ from clrope.lab.oclgrind import find_library
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "bench" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-#: Its blocks check, tune and measure kernels: a minute.
-LAB_PAGE = ROOT / "docs" / "lab.md"
+#: Pages whose blocks check, tune and measure kernels, or make reports: half of the time that all pages take.
+LONG = [ROOT / "docs" / name for name in ("lab.md", "npu.md", "report.md", "compare.md")]
 RUN = ("python", "sh")
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _MARK = re.compile(r"^<!-- (.*?) -->$")
@@ -162,16 +162,17 @@ def run(page: Path, text: str) -> int:
 @pytest.mark.one_in(5)
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
-    "page", [p for p in PAGES if p != LAB_PAGE], ids=lambda page: page.relative_to(ROOT).as_posix()
+    "page", [p for p in PAGES if p not in LONG], ids=lambda page: page.relative_to(ROOT).as_posix()
 )
 def test_the_blocks_of_a_page_run(page: Path) -> None:
     run(page, page.read_text(encoding="utf-8"))
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(8)
 @pytest.mark.usefixtures("folder")
-def test_the_blocks_of_the_lab_s_page_run() -> None:
-    run(LAB_PAGE, LAB_PAGE.read_text(encoding="utf-8"))
+@pytest.mark.parametrize("page", LONG, ids=lambda page: page.stem)
+def test_the_blocks_of_a_long_page_run(page: Path) -> None:
+    run(page, page.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

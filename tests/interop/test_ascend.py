@@ -101,6 +101,7 @@ def test_devices_agree(devices: tuple[clrope.DeviceInfo, ...], rng: np.random.Ge
             assert np.array_equal(bits(first), bits(other)), call
 
 
+@pytest.mark.one_in(3)
 def test_opencl_arrays(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     import pyopencl as cl
     import pyopencl.array as cla

@@ -94,6 +94,7 @@ def write(folder: Path, body: str) -> Path:
     return path
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_a_right_kernel_has_times(device: DeviceInfo, tmp_path: Path, workload: str) -> None:
     entry = timed(device, write(tmp_path, COUNT + ROTATION), workload)
@@ -103,7 +104,7 @@ def test_a_right_kernel_has_times(device: DeviceInfo, tmp_path: Path, workload: 
     assert entry.nmse < 1e-12
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("name", CHEATS)
 def test_cheats_fail_in_timed_calls(device: DeviceInfo, tmp_path: Path, name: str) -> None:
     # In place there is no output of its own.

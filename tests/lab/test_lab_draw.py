@@ -92,9 +92,9 @@ def write(folder: Path, source: str) -> LabFile:
 
 
 @lru_cache
-def drawn(source: str, folder: Path) -> list[Case]:
-    """Return the small cases for a kernel; a mistake inside of it does not change them."""
-    return draw(write(folder, source), SEED)[0]
+def drawn(source: str, folder: Path) -> tuple[list[Case], list[Case]]:
+    """Return the small and the large cases for a kernel, drawn once; a mistake inside of it does not change them."""
+    return draw(write(folder, source), SEED)
 
 
 @pytest.fixture(scope="session")
@@ -102,22 +102,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("drawn")
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(25)
 @pytest.mark.parametrize("name", WRONG)
 def test_kernels_that_are_wrong_where_two_features_meet(
     device: DeviceInfo, tmp_path: Path, folder: Path, name: str
 ) -> None:
     source, before, after = WRONG[name]
-    cases = drawn(source, folder)
+    cases, _ = drawn(source, folder)
     kernel = write(tmp_path, changed(source, [(before, after)])).kernel_object()
     assert any(LabTrial(case, SEED, kernel).run_kernel(device).status == "wrong" for case in cases)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("source", [PLAIN, POSITIONS, STEPS], ids=["tables", "positions", "steps"])
 def test_right_kernels(device: DeviceInfo, tmp_path: Path, folder: Path, source: str) -> None:
     kernel = write(tmp_path, source).kernel_object()
-    for case in drawn(source, folder)[::4]:
+    for case in drawn(source, folder)[0][::8]:
         outcome = LabTrial(case, SEED, kernel).run_kernel(device)
         assert outcome.status == "right", (case, outcome)
 
@@ -142,8 +142,9 @@ def features(case: Case) -> set[str]:
     return found
 
 
-def test_every_pair_of_features_is_drawn(tmp_path: Path) -> None:
-    cases = draw(write(tmp_path, PLAIN), SEED)[0]
+@pytest.mark.one_in(2)
+def test_every_pair_of_features_is_drawn(folder: Path) -> None:
+    cases, _ = drawn(PLAIN, folder)
     assert all(case.ne_a[0] * case.ne_a[1] * case.ne_a[2] * case.ne_a[3] <= MOST_ELEMENTS for case in cases)
     seen = {frozenset(pair) for case in cases for pair in combinations(sorted(features(case)), 2)}
     known = sorted(set().union(*map(features, cases)))
@@ -159,23 +160,24 @@ def test_every_pair_of_features_is_drawn(tmp_path: Path) -> None:
             assert (one + two).replace("in place", "").startswith("y ")
 
 
-def test_a_seed_decides_what_is_drawn(tmp_path: Path) -> None:
-    file = write(tmp_path, TABLES)
-    small, large = draw(file, 5)
-    assert draw(load_file(file.path), 5) == (small, large)
-    assert draw(load_file(file.path), 6)[0] != small
+@pytest.mark.one_in(2)
+def test_a_seed_decides_what_is_drawn(tmp_path: Path, folder: Path) -> None:
+    small, large = drawn(STEPS, folder)
+    assert draw(write(tmp_path, STEPS), SEED) == (small, large)
+    assert draw(write(tmp_path, STEPS), SEED + 1)[0] != small
     assert all(parse_case(str(case)) == case for case in small)
     assert any(case.ne_a[2] * case.ne_a[3] > 65536 for case in large)
     assert any(case.ne_a[0] * case.ne_a[1] * case.ne_a[2] * case.ne_a[3] > 1 << 24 for case in large)
 
 
-def test_the_package_itself_on_drawn_cases(device: DeviceInfo, tmp_path: Path) -> None:
+def test_the_package_itself_on_drawn_cases(device: DeviceInfo, folder: Path) -> None:
     """Their lines mean the same for `clrope verify`."""
-    for case in draw(write(tmp_path, PLAIN), SEED)[0][::12]:
+    for case in drawn(PLAIN, folder)[0][::12]:
         outcome = CaseLine(case).prepare(SEED).run(device)
         assert outcome.status == "ok", (str(case), outcome)
 
 
+@pytest.mark.one_in(2)
 def test_a_drawn_case_is_repeated_by_its_line(device: DeviceInfo, tmp_path: Path) -> None:
     file = write(tmp_path, changed(TABLES, [("b * y_batch", "b * x_batch")]))
     report = LabRun(file, suites=["drawn"], seed=SEED, stop_at_first=True).on_devices([device.index])

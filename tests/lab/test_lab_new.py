@@ -14,14 +14,15 @@ from clrope.lab.oclgrind import find_library
 from clrope.lab.simulator import simulate
 
 
-@pytest.mark.one_in(10)
+@pytest.mark.one_in(20)
+@pytest.mark.parametrize("words", ["type=f32 mode=0", "type=f32 mode=2", "type=f16 mode=0", "type=f16 mode=2"])
 @pytest.mark.parametrize("like", kinds())
-def test_a_new_kernel_is_right(device: DeviceInfo, tmp_path: Path, like: str) -> None:
+def test_a_new_kernel_is_right(device: DeviceInfo, tmp_path: Path, like: str, words: str) -> None:
     path = write_new(str(tmp_path / "mine"), like)
-    (report,) = LabRun(load_file(path), None, ["seed"]).on_devices([device.index]).devices
+    (report,) = LabRun(load_file(path), None, ["seed"], text=words).on_devices([device.index]).devices
     assert report.ok, report.first_failure
     assert report.verdict("seed") == "right"
-    assert report.counts("seed")["right"] >= 40
+    assert report.counts("seed")["right"] >= 10
 
 
 @pytest.mark.one_in(3)
@@ -36,6 +37,7 @@ def test_a_new_kernel_has_no_race(tmp_path: Path, like: str) -> None:
     assert report.ran >= 4
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("like", kinds())
 def test_a_new_kernel_explains_itself(tmp_path: Path, like: str) -> None:
     path = write_new(str(tmp_path / "turn.cl"), like)

@@ -128,6 +128,7 @@ def test_a_kernel_that_aborts(device: DeviceInfo, tmp_path: Path) -> None:
     assert said in report.first_failure.outcome.detail
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CHEATS)
 def test_cheats_with_a_memory(device: DeviceInfo, tmp_path: Path, name: str) -> None:
     body, said = CHEATS[name]
@@ -236,6 +237,7 @@ def test_ggml_rope_cl(device: DeviceInfo, rope_cl: Path) -> None:
     assert {r.case for r in failed} - {r.case for r in drifting} <= {r.case for r in failed if "mode=24" in r.case}
 
 
+@pytest.mark.one_in(2)
 def test_the_command(device: DeviceInfo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from clrope.cli.lab_command import check_kernel
 

@@ -150,7 +150,7 @@ def test_damaged_machine_files(tmp_path: Path, text: str) -> None:
 # -- kernels ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 @pytest.mark.parametrize("name", machine_names())
 def test_the_tiled_kernel_fits(device: DeviceInfo, tmp_path: Path, name: str, dtype: str) -> None:
@@ -173,6 +173,7 @@ def test_the_tiled_kernel_fits(device: DeviceInfo, tmp_path: Path, name: str, dt
     assert report.prediction is not None
 
 
+@pytest.mark.one_in(3)
 def test_a_kernel_without_overlap(device: DeviceInfo, tmp_path: Path) -> None:
     report = checked(device, simple(tmp_path), "generic")
     assert report.verdict == "fits"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
+
+from clrope.suite.registry import suites
 
 SYSTEM = Path("/")
 CHROOT = Path(__file__).parents[2] / ".ci" / "arm64_chroot"
@@ -28,11 +31,12 @@ class Run(NamedTuple):
 SHORT = Run(("seed", "layouts", "types", "fusion", "models"))
 TYPES = ("f32", "f16", "bf16", "f64")
 GGML_MODES = (0, 2, 8, 24, 40)
+_PART = re.compile(r"^\w+\(|\btype=\w+,|\bmode=\d+,")
 
 
 @dataclass(frozen=True)
 class Draw:
-    """The parts of long suites that a run takes: one type, one of ggml's modes, other ones for other seeds."""
+    """The parts of long suites that a run takes, other ones for other seeds: of a type, a mode, or a small part."""
 
     seed: int
     everything: bool = False
@@ -45,6 +49,11 @@ class Draw:
     def ggml(self) -> Run:
         """The cases of one mode of ggml's suite."""
         return Run(("ggml",), "" if self.everything else f"mode={GGML_MODES[self.seed % len(GGML_MODES)]},")
+
+    def small(self, suite: str) -> Run:
+        """Return the cases of one operator, type and mode."""
+        parts = sorted({" ".join(_PART.findall(case.label)) for case in suites()[suite].cases()})
+        return Run((suite,), "" if self.everything else parts[self.seed % len(parts)])
 
 
 @dataclass(frozen=True)
@@ -115,16 +124,17 @@ def two_devices(driver: Driver) -> Driver:
 
 
 def arm64(folder: Path | None, draw: Draw) -> Driver:
-    """Return PoCL in a Debian for aarch64 (`CHROOT`), by emulation: compiling takes five times as long there."""
+    """Return PoCL in a Debian for aarch64 (`CHROOT`), by emulation: all takes five to ten times as long there."""
     if folder is None or not (folder / "clrope").is_dir():
         return Driver(ARM64, "pocl", absent=f".ci/arm64_chroot {folder or 'FOLDER'}; --arm64 {folder or 'FOLDER'}")
-    modes = Run(("modes",), f"{draw.of_type('modes').words} {draw.ggml.words}".strip())
-    core = ("views", "types", "angles", "layout", "reference", "config")
+    # What a device computes the suites compare; the tests are of NumPy there.
+    core = ("angles", "layout", "reference", "config")
     tests = (*(f"tests/test_{name}.py" for name in core), "tests/golden/test_golden.py")
     return Driver(
         ARM64, "pocl", {"CLROPE_PROBE_TIMEOUT": "600"},
         python=(str(CHROOT), str(folder.resolve()), "python3"),
-        runs=(Run(("seed", "types")), draw.of_type("layouts"), modes), tests=tests, patience=1800,
+        runs=(draw.of_type("seed", "types"), Run(("layouts", "modes"), draw.small("modes").words)), tests=tests,
+        patience=1800,
     )  # fmt: skip
 
 
@@ -176,8 +186,8 @@ def drivers(root: Path, chroot: Path | None, layer: Path | None, draw: Draw) -> 
 
     root: where Debian's packages are unpacked. chroot: made by `CHROOT`. layer: the library of `fault_layer.c`.
     """
-    quick, ggml = Run((*SHORT.suites, "modes")), draw.ggml
-    modes, interop, both = draw.of_type("modes"), draw.of_type("interop"), draw.of_type("modes", "interop")
+    quick, few = Run((*SHORT.suites, "modes")), (SHORT, draw.small("modes"), draw.small("interop"))
+    modes, interop, ggml = draw.of_type("modes"), draw.of_type("interop"), draw.ggml
     intel = of_pip("intel-opencl-rt", "libintelocl.so", "PyPI Intel CPU runtime", "intel")
     pocl = of_pip("pocl-binary-distribution", "libpocl*.so", "PyPI PoCL", "pocl")
     emulated = arm64(chroot, draw)
@@ -187,13 +197,13 @@ def drivers(root: Path, chroot: Path | None, layer: Path | None, draw: Draw) -> 
     yield replace(pocl, runs=(quick, interop, ggml))
     yield replace(intel, runs=(quick, interop, ggml))
     debian = of_debian(root, "pocl-opencl-icd", "**/libpocl.so.2", "Debian PoCL", "pocl")
-    yield replace(debian, runs=(SHORT, both, ggml))
+    yield replace(debian, runs=(*few, draw.small("ggml")))
     yield replace(fpga_emulator(), runs=(SHORT, modes))
     rusticl = of_debian(root, "mesa-opencl-icd", "**/libRusticlOpenCL.so.1", "rusticl, llvmpipe", "rusticl")
     # Whatever was drawn: it ends loops after 65535 rounds.
-    yield with_variables(replace(rusticl, runs=(SHORT, both, Run(("modes",), "70000"))), RUSTICL_ENABLE="llvmpipe")
+    yield with_variables(replace(rusticl, runs=(*few, Run(("modes",), "70000"))), RUSTICL_ENABLE="llvmpipe")
     yield oclgrind(root)
     # These find the programs of the same driver that were compiled above.
     yield two_devices(pocl)
-    yield gpu(replace(intel, runs=(SHORT, both, ggml)), layer)
-    yield gpu(replace(pocl, runs=(SHORT, both)), layer)
+    yield gpu(replace(intel, runs=(*few, draw.small("ggml"))), layer)
+    yield gpu(replace(pocl, runs=few), layer)

@@ -245,16 +245,18 @@ def test_unpacked_packages_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_seeds_draw_every_case() -> None:
     """The words of the draws part a suite: each case is in one of them."""
-    draws = [Draw(seed) for seed in range(20)]
+    draws = [Draw(seed) for seed in range(60)]
     typed, moded = {draw.of_type("modes", "interop") for draw in draws}, {draw.ggml for draw in draws}
     assert len(typed) == len(TYPES)
-    for parts in (typed, moded):
+    small = [{draw.small(name) for draw in draws} for name in ("modes", "interop", "ggml")]
+    for parts in (typed, moded, *small):
         for name in next(iter(parts)).suites:
             counts = [sum(1 for _ in cases_of(suites()[name], part.words)) for part in parts]
             assert all(counts)
             assert sum(counts) == sum(1 for _ in suites()[name].cases())
-    assert not Draw(1, everything=True).ggml.words
-    assert not Draw(1, everything=True).of_type("modes").words
+    assert max(sum(1 for _ in cases_of(suites()[p.suites[0]], p.words)) for parts in small[:2] for p in parts) < 60
+    everything = Draw(1, everything=True)
+    assert not any(part.words for part in (everything.ggml, everything.of_type("modes"), everything.small("ggml")))
 
 
 def test_the_files_of_known_failures() -> None:

@@ -146,7 +146,7 @@ def test_p3(call, put):
     assert Path("p3/prefill-f16-neox-out-forward.csv").read_text().startswith("problem,platform,application,fom,")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_figures(call, put):
     pytest.importorskip("matplotlib")
     done = call("report", put("b.json", small()), put("t.json", tuning()), "--figures", "f")

@@ -42,7 +42,7 @@ def has(text: str) -> bool:
     return not needs or importlib.util.find_spec(needs) is not None
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("text", SAMPLES)
 def test_adapters_pass_on_every_device(text: str, devices: tuple[DeviceInfo, ...], seed: int) -> None:
     print(f"seed {seed}")
