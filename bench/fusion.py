@@ -7,6 +7,7 @@ Example: python bench/fusion.py --device intel --device pocl --tokens 512 4096
 
 import argparse
 import ctypes
+import os
 import sys
 import time
 from functools import partial
@@ -27,6 +28,11 @@ EPS, CONFIG = 1e-6, clrope.RopeConfig("neox", 128)
 DTYPES = {"f32": np.float32, "f16": np.float16}
 #: Least time of a sample in seconds: calls of entries that are quicker are repeated.
 LEAST = 2e-4
+#: Seconds after which threads of torch and ggml that wait for work have gone to sleep.
+SETTLES = 0.02
+
+
+os.environ["OMP_WAIT_POLICY"] = "passive"
 
 
 def opencl_entries(device, arrays, norms, want):
@@ -188,7 +194,8 @@ def report(kind, tokens, entries, rounds) -> None:
     times = {name: [] for name, _ in entries}
     for _ in range(rounds):
         for name, call in entries:
-            timed(call, 1)  # its data and threads
+            time.sleep(SETTLES)
+            timed(call, 3)  # its data and threads
             times[name].append(timed(call, counts[name]))
     print(f"\n{kind}, {tokens} tokens; microseconds (median), and times of one launch of each device: median of ratios")
     ones = [name for name, _ in entries if name.endswith("one launch")]
