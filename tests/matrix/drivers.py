@@ -28,7 +28,7 @@ class Run(NamedTuple):
         return " ".join([*self.suites, *self.words.split()])
 
 
-SHORT = Run(("seed", "layouts", "types", "fusion", "models"))
+SHORT = Run(("seed", "layouts", "types"))
 TYPES = ("f32", "f16", "bf16", "f64")
 GGML_MODES = (0, 2, 8, 24, 40)
 _PART = re.compile(r"^\w+\(|\btype=\w+,|\bmode=\d+,")
@@ -186,7 +186,9 @@ def drivers(root: Path, chroot: Path | None, layer: Path | None, draw: Draw) -> 
 
     root: where Debian's packages are unpacked. chroot: made by `CHROOT`. layer: the library of `fault_layer.c`.
     """
-    quick, few = Run((*SHORT.suites, "modes")), (SHORT, draw.small("modes"), draw.small("interop"))
+    quick = Run((*SHORT.suites, "modes", "fusion", "models"))
+    fused = draw.small("fusion"), draw.small("models")
+    few = SHORT, draw.small("modes"), draw.small("interop"), *fused
     modes, interop, ggml = draw.of_type("modes"), draw.of_type("interop"), draw.ggml
     intel = of_pip("intel-opencl-rt", "libintelocl.so", "PyPI Intel CPU runtime", "intel")
     pocl = of_pip("pocl-binary-distribution", "libpocl*.so", "PyPI PoCL", "pocl")
@@ -198,7 +200,7 @@ def drivers(root: Path, chroot: Path | None, layer: Path | None, draw: Draw) -> 
     yield replace(intel, runs=(quick, interop, ggml))
     debian = of_debian(root, "pocl-opencl-icd", "**/libpocl.so.2", "Debian PoCL", "pocl")
     yield replace(debian, runs=(*few, draw.small("ggml")))
-    yield replace(fpga_emulator(), runs=(SHORT, modes))
+    yield replace(fpga_emulator(), runs=(SHORT, modes, *fused))
     rusticl = of_debian(root, "mesa-opencl-icd", "**/libRusticlOpenCL.so.1", "rusticl, llvmpipe", "rusticl")
     # Whatever was drawn: it ends loops after 65535 rounds.
     yield with_variables(replace(rusticl, runs=(*few, Run(("modes",), "70000"))), RUSTICL_ENABLE="llvmpipe")

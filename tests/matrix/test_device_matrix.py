@@ -248,7 +248,7 @@ def test_seeds_draw_every_case() -> None:
     draws = [Draw(seed) for seed in range(60)]
     typed, moded = {draw.of_type("modes", "interop") for draw in draws}, {draw.ggml for draw in draws}
     assert len(typed) == len(TYPES)
-    small = [{draw.small(name) for draw in draws} for name in ("modes", "interop", "ggml")]
+    small = [{draw.small(name) for draw in draws} for name in ("modes", "interop", "ggml", "fusion", "models")]
     for parts in (typed, moded, *small):
         for name in next(iter(parts)).suites:
             counts = [sum(1 for _ in cases_of(suites()[name], part.words)) for part in parts]
