@@ -157,10 +157,11 @@ def check_out(x: Operand, out: Operand) -> bool:
 def check_apart(inputs: Sequence[Operand], outputs: Sequence[Operand | None], tables: Sequence[Operand] = ()) -> None:
     """Raise `ShapeError` if an output shares a byte with another one, with another one's input, or with a table."""
     for i, a in enumerate(outputs):
-        for b in [*outputs[:i], *(o for j, o in enumerate(inputs) if j != i), *tables]:
+        for b in [*outputs[:i], *(o for j, o in enumerate(inputs) if j != i)]:
             if a is not None and b is not None and operands_overlap(a, b):
-                other = "cos or sin" if any(b is table for table in tables) else "another tensor of the same call"
-                raise ShapeError(f"out: an output overlaps {other}")
+                raise ShapeError("out: an output overlaps another tensor of the same call")
+        if a is not None and any(operands_overlap(a, table) for table in tables):
+            raise ShapeError("out: an output overlaps cos or sin")
 
 
 def _shape(x: Operand) -> list[int]:
