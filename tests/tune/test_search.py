@@ -36,7 +36,8 @@ PARAMETERS = (
     "__global float *y, const long y_offset, const long y_batch, const long y_token, const long y_head, "
     "const int heads, __global const float *x2, const long x2_offset, const long x2_batch, const long x2_token, "
     "const long x2_head, __global float *y2, const long y2_offset, const long y2_batch, const long y2_token, "
-    "const long y2_head, const int heads2, __global const float *cosine, __global const float *sine, "
+    "const long y2_head, const int heads2, __global const float *cosine, const long cosine_offset, "
+    "__global const float *sine, const long sine_offset, const long first_row, const long table_row, "
     "const long row_stride, const int tokens, const int tokens_per_item, const int heads_per_item, "
     "const float direction"
 )
