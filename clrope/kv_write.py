@@ -138,7 +138,7 @@ class _CacheWrite(NamedTuple):
         slots = checked_slots(slots_name, getattr(cache, slots_name), shape[:2], side[0] * side[1])
         where = positions_of(self.positions, config, *shape[:2])
         state = op.target_of([*inputs, *arrays.sides])
-        access = reachable(state, arrays.sides)
+        access = reachable(state, [*arrays.sides, *inputs])
         call = None
         if access is not None and all(o.view.size for o in inputs):
             forms = [None if n is None else n.form for n in self.norms]
@@ -188,8 +188,8 @@ def shift_cache(
     shape = arrays.k.view.shape
     given = integers(getattr(cache, slots_name), slots_name)
     slots = checked_slots(slots_name, given.reshape(-1), (1, given.size), shape[0] * shape[1])
-    own = config.for_head_dim(shape[3])
-    own = replace(own, attn_factor=own.attn_factor / angle_table(own).magnitude)
+    own = replace(config.for_head_dim(shape[3]), attn_factor=1.0)
+    own = replace(own, attn_factor=1 / angle_table(own).magnitude)  # of YaRN
     rows = _broadcast(delta, given.shape, own)
     kept = slots >= 0
     slots, rows = np.ascontiguousarray(slots[kept]), np.ascontiguousarray(rows[..., kept])

@@ -27,16 +27,17 @@ _MOVE = Variant(move_rows.KERNEL)
 _UNUSED = ConfigAngles(RopeConfig("neox", 2))
 
 
-def reachable(state: QueueState, sides: Sequence[Operand]) -> Access | None:
-    """Return how kernels reach cache arrays where they are; None if the device has memory of its own."""
-    if sides[0].kind == "opencl":
+def reachable(state: QueueState, arrays: Sequence[Operand]) -> Access | None:
+    """Return how kernels reach arrays where they are; None if the device has memory of its own, or no such buffers."""
+    if arrays[0].kind == "opencl":
         return "device"
     runtime = state.runtime
     access: Any = runtime.host_access
     if access == "svm":
         return "svm"
-    spans = sum((o.view.span[1] - o.view.span[0]) * o.view.itemsize for o in sides)
-    return None if access == "copied" or spans > runtime.info.max_alloc - 2 * PAGE * len(sides) else access
+    # Mapped memory may need one buffer for all.
+    spans = sum((o.view.span[1] - o.view.span[0]) * o.view.itemsize + 2 * PAGE for o in arrays)
+    return None if access == "copied" or spans > runtime.info.max_alloc else access
 
 
 def cache_call(

@@ -32,7 +32,7 @@ PAGES, PAGE_SIZE, HEADS, KV_HEADS, TOKENS = 5, 4, 4, 2, 7
 class CacheLine:
     """One call of `clrope.rope_cache` and one of `clrope.shift_cache`. to: the cache's type.
 
-    norm: 'none', or the first letters of Norm's order, over and rounding.
+    norm: 'none', or order, over and rounding of a `Norm`, with dashes between.
     """
 
     type: str
