@@ -12,7 +12,7 @@ from .kernel import Kernel, Parameters
 from .launch import LaunchSpec, local_size_for, tensor_arguments, vector_arguments
 from .norm_rows import PARAMETERS, divided, head_options, heads_unsupported, norm_arguments
 from .norm_rows import order as order
-from .problem import Pairing, Problem, SlotForm
+from .problem import Problem, SlotForm
 from .source import unsigned_type
 
 if TYPE_CHECKING:
@@ -81,14 +81,9 @@ def _spec(
     )  # fmt: skip
 
 
-def search(kind: str, dtype: str, pairing: Pairing) -> list[dict[str, Any]]:
-    """Return nothing: the values of `rows` are used."""
-    return []
-
-
 def words(p: Parameters) -> str:
     """Return a short name."""
     return f"cache_rows{p['width']} {p['access']} {p['angles']}"
 
 
-KERNEL = Kernel("cache_rows", __doc__ or "", PARAMETERS, FILE, supports, order, spec, search, words)
+KERNEL = Kernel("cache_rows", __doc__ or "", PARAMETERS, FILE, supports, spec, words, order)

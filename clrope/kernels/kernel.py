@@ -47,6 +47,14 @@ class Parameter:
             raise ConfigError(f"{self.name}: got {shown(value)}, allowed are {self.allowed}")
 
 
+def _only_these(p: Parameters) -> Iterator[Parameters]:
+    yield p
+
+
+def _nothing_to_try(kind: str, dtype: str, pairing: Pairing) -> list[dict[str, Any]]:
+    return []
+
+
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """A rotation kernel: one Python file makes one object of it.
@@ -54,10 +62,11 @@ class Kernel:
     file:     the program under `kernels/` that it is built from.
     supports: (problem, parameters) -> None, or why it cannot be launched with these parameters.
     order:    (parameters) -> these, then others to try in their place: the first that supports a problem is used.
+              Default: only these.
     spec:     (problem, variant, device, *others) -> the launch; others: with `takes_second` another tensor with the
               same batches, tokens and pairs, whose heads the launch rotates too.
     search:   (device kind, dtype, pairing) -> parameters that tuning tries, simplest first; of equally fast ones the
-              first is taken.
+              first is taken. Default: nothing.
     words:    (parameters) -> a short name.
     angles:   where cos and sin come from, if no parameter `angles` says so: 'cached' tables, or 'positions', from which
               the kernel computes them in its own way.
@@ -72,10 +81,10 @@ class Kernel:
     parameters: tuple[Parameter, ...]
     file: str
     supports: Callable[[Problem, Parameters], str | None]
-    order: Callable[[Parameters], Iterator[Parameters]]
     spec: Callable[..., LaunchSpec]
-    search: Callable[[str, str, Pairing], list[dict[str, Any]]]
     words: Callable[[Parameters], str]
+    order: Callable[[Parameters], Iterator[Parameters]] = _only_these
+    search: Callable[[str, str, Pairing], list[dict[str, Any]]] = _nothing_to_try
     takes_second: bool = False
     angles: str = "cached"
     needs_copies: bool = False

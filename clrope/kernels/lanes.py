@@ -130,6 +130,4 @@ def words(p: Parameters) -> str:
     return f"lanes {p['angles']} heads<={p['heads_per_item']}"
 
 
-KERNEL = Kernel(
-    "lanes", __doc__ or "", PARAMETERS, FILE, supports, order, spec, search, words, takes_second=True
-)  # fmt: skip
+KERNEL = Kernel("lanes", __doc__ or "", PARAMETERS, FILE, supports, spec, words, order, search, takes_second=True)

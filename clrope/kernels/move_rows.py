@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from .cache_rows import cache_options
 from .kernel import Kernel, Parameters
 from .launch import LaunchSpec, local_size_for, tensor_arguments
-from .problem import Pairing, Problem
+from .problem import Problem
 from .source import storage_options
 
 if TYPE_CHECKING:
@@ -24,11 +23,6 @@ FILE = "move_rows.cl"
 def supports(problem: Problem, p: Parameters) -> str | None:
     """Return why rows cannot be moved; None if they can."""
     return None if problem.slots is not None else "no tensor is a KV cache"
-
-
-def order(p: Parameters) -> Iterator[Parameters]:
-    """Yield the parameters: there are none."""
-    yield p
 
 
 def spec(problem: Problem, variant: Variant, device: DeviceInfo) -> LaunchSpec:
@@ -53,14 +47,9 @@ def _spec(problem: Problem, kind: str) -> LaunchSpec:
     )
 
 
-def search(kind: str, dtype: str, pairing: Pairing) -> list[dict[str, Any]]:
-    """Return nothing: there is nothing to choose."""
-    return []
-
-
 def words(p: Parameters) -> str:
     """Return a short name."""
     return "move_rows"
 
 
-KERNEL = Kernel("move_rows", __doc__ or "", (), FILE, supports, order, spec, search, words, angles="none")
+KERNEL = Kernel("move_rows", __doc__ or "", (), FILE, supports, spec, words, angles="none")

@@ -14,7 +14,7 @@ from ..norm import NormForm
 from .division import MOST_ROUNDS, heads_per_item, tokens_per_item, within_rounds
 from .kernel import Kernel, Parameter, Parameters, vectors_unsupported
 from .launch import NO_BUFFER, LaunchSpec, local_size_for, vector_arguments
-from .problem import Pairing, Problem
+from .problem import Problem
 from .rows import LEAST_STREAMED, MOST_PAIRS
 from .source import storage_options
 
@@ -158,17 +158,10 @@ def _spec(problem: Problem, variant: Variant, kind: str, units: int, second: Pro
     )  # fmt: skip
 
 
-def search(kind: str, dtype: str, pairing: Pairing) -> list[dict[str, Any]]:
-    """Return nothing: the values of `rows` are used."""
-    return []
-
-
 def words(p: Parameters) -> str:
     """Return a short name."""
     streamed = " nontemporal" if p["store"] == "nontemporal" else ""
     return f"norm_rows{p['width']} {p['access']}{streamed} {p['angles']}"
 
 
-KERNEL = Kernel(
-    "norm_rows", __doc__ or "", PARAMETERS, FILE, supports, order, spec, search, words, takes_second=True
-)  # fmt: skip
+KERNEL = Kernel("norm_rows", __doc__ or "", PARAMETERS, FILE, supports, spec, words, order, takes_second=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from .division import MOST_ROUNDS
 from .kernel import Kernel, Parameters
 from .launch import LaunchSpec, local_size_for, tensor_arguments
 from .norm_rows import NO_NORM, norm_arguments, norm_options
-from .problem import Pairing, Problem
+from .problem import Problem
 from .source import storage_options
 
 if TYPE_CHECKING:
@@ -31,11 +30,6 @@ def supports(problem: Problem, p: Parameters) -> str | None:
     if elements > most:
         return f"a sum over {elements} elements that are not contiguous, at most {most} are supported"
     return None
-
-
-def order(p: Parameters) -> Iterator[Parameters]:
-    """Yield the parameters: there are none."""
-    yield p
 
 
 def spec(problem: Problem, variant: Variant, device: DeviceInfo) -> LaunchSpec:
@@ -67,14 +61,9 @@ def _spec(problem: Problem, kind: str) -> LaunchSpec:
     )  # fmt: skip
 
 
-def search(kind: str, dtype: str, pairing: Pairing) -> list[dict[str, Any]]:
-    """Return nothing: there is nothing to choose."""
-    return []
-
-
 def words(p: Parameters) -> str:
     """Return a short name."""
     return "norm_strided"
 
 
-KERNEL = Kernel("norm_strided", __doc__ or "", (), FILE, supports, order, spec, search, words)
+KERNEL = Kernel("norm_strided", __doc__ or "", (), FILE, supports, spec, words)

@@ -275,6 +275,4 @@ def words(p: Parameters) -> str:
     return " ".join(out)
 
 
-KERNEL = Kernel(
-    "rows", __doc__ or "", PARAMETERS, FILE, supports, order, spec, search, words, takes_second=True
-)  # fmt: skip
+KERNEL = Kernel("rows", __doc__ or "", PARAMETERS, FILE, supports, spec, words, order, search, takes_second=True)

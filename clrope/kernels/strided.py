@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +25,6 @@ PARAMETERS: tuple[Parameter, ...] = ()
 def supports(problem: Problem, p: Parameters) -> str | None:
     """Return None: everything is supported."""
     return None
-
-
-def order(p: Parameters) -> Iterator[Parameters]:
-    """Yield the parameters: everything is supported."""
-    yield p
 
 
 def spec(problem: Problem, variant: Variant, device: DeviceInfo) -> LaunchSpec:
@@ -70,4 +64,4 @@ def words(p: Parameters) -> str:
     return "strided"
 
 
-KERNEL = Kernel("strided", __doc__ or "", PARAMETERS, FILE, supports, order, spec, search, words)
+KERNEL = Kernel("strided", __doc__ or "", PARAMETERS, FILE, supports, spec, words, search=search)

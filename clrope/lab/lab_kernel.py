@@ -125,8 +125,8 @@ class LabFile:
             raise ConfigError(f"kernel: {name} has no configuration yet; give it to clrope.Rope(config, kernel=...)")
 
         return Kernel(
-            name, self.contract.summary, (), self.path.name, unconfigured, lambda p: iter((p,)), unconfigured,
-            lambda kind, dtype, pairing: [{}], lambda p: name, writes_all=False, configured=self.for_config,
+            name, self.contract.summary, (), self.path.name, unconfigured, unconfigured, lambda p: name,
+            search=lambda kind, dtype, pairing: [{}], writes_all=False, configured=self.for_config,
             maker=(self.kernel_object, ()),
         )  # fmt: skip
 

@@ -185,7 +185,7 @@ def test_what_is_tried_in_its_place() -> None:
         assert every.count(p) == 1
         assert (p["prefetch"], p["access"]) == (4096, "clang")
     assert tried(width=2, store="plain") == [{**FAST.parameters, "width": 2, "store": "plain"}]
-    assert list(strided.order({})) == [{}]
+    assert list(strided.KERNEL.order({})) == [{}]
 
 
 def test_what_only_the_strided_kernel_can_do() -> None:
