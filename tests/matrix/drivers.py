@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +35,12 @@ GGML_MODES = (0, 2, 8, 24, 40)
 _PART = re.compile(r"^\w+\(|\btype=\w+,|\bmode=\d+,")
 
 
+@cache
+def _parts(suite: str) -> list[str]:
+    """Return the words that part a suite by operator, type and mode."""
+    return sorted({" ".join(_PART.findall(case.label)) for case in suites()[suite].cases()})
+
+
 @dataclass(frozen=True)
 class Draw:
     """The parts of long suites that a run takes, other ones for other seeds: of a type, a mode, or a small part."""
@@ -52,8 +59,7 @@ class Draw:
 
     def small(self, suite: str) -> Run:
         """Return the cases of one operator, type and mode."""
-        parts = sorted({" ".join(_PART.findall(case.label)) for case in suites()[suite].cases()})
-        return Run((suite,), "" if self.everything else parts[self.seed % len(parts)])
+        return Run((suite,), "" if self.everything else _parts(suite)[self.seed % len(_parts(suite))])
 
 
 @dataclass(frozen=True)
