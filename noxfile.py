@@ -86,27 +86,20 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the documentation, run its blocks and the examples; a broken link or an unknown page is an error.
-
-    The blocks of a few pages take as long as all others: a run of the tests draws them.
-    """
-    session.install("-e", ".[dev,docs]")
+    """Build the documentation; a broken link or an unknown page is an error."""
+    session.install("-e", ".[docs]")
     session.run("mkdocs", "build", "--strict", "--site-dir", str(Path(session.create_tmp()) / "site"))
-    long = "tests/docs/test_docs.py::test_the_blocks_of_a_long_page_run"
-    session.run("pytest", "-q", "-n", "2", "--all", "--deselect", long, "tests/docs", "tests/examples")
 
 
 @nox.session
-def wheel(session: nox.Session) -> None:
-    """Build a wheel and use it from another folder, where the checkout cannot be imported."""
-    folder = Path(session.create_tmp())
-    shutil.rmtree(folder / "dist", ignore_errors=True)  # an earlier run's
-    session.run("pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder / "dist"), str(ROOT))
-    session.install("--force-reinstall", *map(str, folder.glob("dist/clrope-*.whl")))
-    session.chdir(folder)
-    alone = {"PYTHONPATH": None}
-    session.run("clrope", "verify", "--device", "pocl", env=alone)
-    session.run("python", str(ROOT / "tests" / "wheel_check.py"), env=alone)
+def pages(session: nox.Session) -> None:
+    """Run the blocks of the documentation's pages, and the examples.
+
+    The blocks of a few pages take as long as all others: a run of the tests draws them.
+    """
+    session.install("-e", ".[test]")
+    long = "tests/docs/test_docs.py::test_the_blocks_of_a_long_page_run"
+    session.run("pytest", "-q", "-n", "2", "--all", "--deselect", long, "tests/docs", "tests/examples")
 
 
 @nox.session

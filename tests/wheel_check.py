@@ -1,4 +1,4 @@
-"""Run by the gate with a wheel's Python from a folder that is not the checkout: the installed package alone works."""
+"""Run by the gate from a folder that is not the checkout: what README's command installs works alone."""
 
 from pathlib import Path
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -17,20 +18,20 @@ OWN = {"rope numpy", "rope arrays", "plan.run(positions)", "plan.run()", "numpy 
        "numpy plan.run()"}  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def measured(device, seed):
-    return run(
+@pytest.mark.one_in(2)
+def test_every_way_in_is_right_and_timed(device, seed):
+    measured = run(
         select([STEP, "calls-cold/f32", "calls-new", "tokens-4/f32", "tokens-64/f16"]), [device],
         Options(rounds=2, latency_calls=1, call_rounds=2, tiny=True, seed=seed, threads=2),
     )  # fmt: skip
-
-
-@pytest.mark.one_in(4)
-def test_every_way_in_is_right(measured):
+    jsonschema.Draft202012Validator(results.schema()).validate(json.loads(results.text_of(measured)))
+    check_tables(measured)
     for record in measured["workloads"]:
         bad = [e for e in record["entries"] if e["status"] not in ("ok", "refused")]
         assert not bad, record["name"]
-        names = {e["name"] for e in record["entries"] if e["status"] == "ok"}
+        right = [e for e in record["entries"] if e["status"] == "ok"]
+        assert all(e["wall"]["n"] == len(e["wall"]["turns"]) == 2 for e in right), "each round times each entry once"
+        names = {e["name"] for e in right}
         if record["calls"] == "new":
             assert names == {"new array", "out="}
             continue
@@ -43,15 +44,7 @@ def test_every_way_in_is_right(measured):
             assert ("rope torch" in names) == ("torch_eager" in installed)
 
 
-def test_each_round_times_each_entry_once(measured):
-    for record in measured["workloads"]:
-        for entry in record["entries"]:
-            if entry["status"] == "ok":
-                assert entry["wall"]["n"] == 2
-                assert len(entry["wall"]["turns"]) == 2
-
-
-def test_tables_tell_times_and_comparisons(measured):
+def check_tables(measured):
     times, compared, one_shot = report.tables([measured])[:3]
     assert {row[2] for row in times.rows} >= OWN
     (label,) = measured["devices"]
@@ -59,11 +52,6 @@ def test_tables_tell_times_and_comparisons(measured):
     assert [row[:2] for row in one_shot.rows] == [("f32", "4"), ("f16", "16")]
     names = {row[2] for row in compared.rows}
     assert {"plan.run(positions) / plan.run()", "plan.run() / raw launch", "new OpenCL array / out="} <= names
-
-
-def test_result_is_what_the_schema_says(measured):
-    jsonschema = pytest.importorskip("jsonschema")
-    jsonschema.Draft202012Validator(results.schema()).validate(json.loads(results.text_of(measured)))
 
 
 @pytest.fixture

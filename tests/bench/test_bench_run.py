@@ -1,7 +1,10 @@
 """A small run of a workload of every family on every device: what is timed is right, results are as the schema says."""
 
 import json
+import os
+import socket
 
+import jsonschema
 import numpy as np
 import pytest
 from tools import store
@@ -18,7 +21,6 @@ def small(**more):
 
 
 def check_schema(result):
-    jsonschema = pytest.importorskip("jsonschema")
     jsonschema.Draft202012Validator(results.schema()).validate(json.loads(results.text_of(result)))
 
 
@@ -33,16 +35,12 @@ def chosen(seed, pytestconfig):
     return found if pytestconfig.getoption("all") else found[rng.integers(6) :: 6]
 
 
-@pytest.fixture(scope="module")
-def everything(device, seed, chosen):
+@pytest.mark.one_in(2)
+def test_every_workload_is_right_on_the_device(device, seed, chosen, tmp_path):
     seen = []
-    result = run(chosen, [device], small(seed=seed, with_peers=False), lambda *args: seen.append(args))
+    everything = run(chosen, [device], small(seed=seed, with_peers=False), lambda *args: seen.append(args))
     assert [args[0] for args in seen] == list(range(len(chosen) + 1))
-    return result
-
-
-@pytest.mark.one_in(6)
-def test_every_workload_is_right_on_the_device(everything, chosen):
+    check_file(everything, tmp_path / "result.json")
     (label,) = everything["devices"]
     assert [w["name"] for w in everything["workloads"]] == [w.name for w in chosen]
     for workload, record in zip(chosen, everything["workloads"], strict=True):
@@ -60,35 +58,21 @@ def test_every_workload_is_right_on_the_device(everything, chosen):
         wanted |= {("ceiling", n) for n in ceilings}
         assert names == wanted, record["name"]
         own = next(e for e in record["entries"] if e["kind"] == "clrope")
+        assert own["event"]["n"] >= 1, record["name"]
         assert own["nmse"] <= {"f32": 1e-12, "f16": 6e-8, "bf16": 4e-6}[workload.dtype], record["name"]
         assert own["bytes"] == workload.tiny().bytes_moved
         assert own["launches"] == len(own["variants"]) or own["launches"] >= 1
         assert record["sets"] == (1 if workload.cached else 2)
 
 
-def test_event_times_are_taken(everything):
-    for record in everything["workloads"]:
-        own = next(e for e in record["entries"] if e["kind"] == "clrope")
-        assert own["event"]["n"] >= 1, record["name"]
-
-
-def test_result_is_what_the_schema_says(everything):
+def check_file(everything, path):
+    """It is as the schema says, reads back, and tells no path of this machine."""
     check_schema(everything)
-
-
-def test_result_file_reads_back(everything, tmp_path):
-    path = tmp_path / "result.json"
     results.write(everything, path)
     assert results.read_all(path) == [json.loads(json.dumps(everything))]
     # Entries are short lines, the rest is indented.
-    assert max(map(len, path.read_text().splitlines())) < 2000
-
-
-def test_no_path_of_this_machine_is_told(everything):
-    import os
-    import socket
-
-    text = results.text_of(everything)
+    text = path.read_text()
+    assert max(map(len, text.splitlines())) < 2000
     assert os.path.expanduser("~") + "/" not in text
     assert os.getcwd() not in text
     assert socket.gethostname() not in text or len(socket.gethostname()) < 4

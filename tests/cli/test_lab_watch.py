@@ -65,7 +65,7 @@ def test_files_that_are_mended_while_they_are_watched(device: DeviceInfo, tmp_pa
     save(inner.with_name("outer.h"), '# include "inner.h"\n')
     save(inner, turn.format("+"))
     # No drawn case has this n_ctx, so that none is drawn.
-    words = ["--suite", "seed", "--filter", "type=f32 mode=2 n_ctx=512,"]
+    words = ["--suite", "seed", "--filter", "type=f32,ne_a=[64,71,2,1] n_ctx=512, ff=0"]
     with start("lab", path, "--watch", "--device", device.index, *words) as process:
         assert process.stdout is not None
         try:

@@ -73,7 +73,7 @@ def few(a: np.ndarray) -> int:
 
 def test_live_exact_angles(device: clrope.DeviceInfo, rng: np.random.Generator, live: Live) -> None:
     """ggml's own limit, at the positions of its own tests."""
-    for call in calls(rng, 150, offsets=False, largest=32):
+    for call in calls(rng, 30, offsets=False, largest=32):
         assert nmse(call.run(device=device.index), live.run(call)) <= 1e-7 * few(call.a), call
 
 
@@ -81,7 +81,7 @@ def test_live_exact_angles(device: clrope.DeviceInfo, rng: np.random.Generator, 
 def test_live_ggml_angles(
     device: clrope.DeviceInfo, rng: np.random.Generator, live: Live, dtype: str, allowed: float
 ) -> None:
-    for call in calls(rng, 150, highest=131072, offsets=False, largest=32):
+    for call in calls(rng, 30, highest=131072, offsets=False, largest=32):
         call.a = call.a.astype(DTYPES[dtype])
         got = call.run(angles="ggml", device=device.index)
         assert nmse(got, live.run(call, inplace=call.forward)) <= allowed * few(call.a), call

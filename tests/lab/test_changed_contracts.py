@@ -18,6 +18,8 @@ from clrope.lab.npu.npu_machine import machine
 from clrope.lab.npu.npu_prediction import predict
 from clrope.lab.npu.recorder import COPY_IN, COPY_OUT, CopyRecord, CoreTrace
 
+pytestmark = pytest.mark.usefixtures("signatures_in_this_process")
+
 KERNEL = """\
 // lab: requires neox
 __kernel void turn(__global float *t_out, __global const float *t_in, __global const float *freqs_cos,
@@ -64,7 +66,7 @@ CHANGED = [
     ABSENT, None, -1, 0, 0.5, 1e300, 1e-320, 2**31, 2**62, 2**70, 10**300, 10**400, True, [], {}, [[]], [1, 2],
     ["1"] * 4, [""], {"a": 1}, {"a": "x"}, *EXPRESSIONS,
 ]  # fmt: skip
-PARTS = 16
+PARTS = 64
 
 
 def toml(value: Any) -> str:
@@ -81,7 +83,7 @@ def toml_text(data: dict[str, Any]) -> str:
     return "\n".join(f"{key} = {toml(value)}" for key, value in data.items())
 
 
-@pytest.mark.one_in(16)
+@pytest.mark.one_in(64)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize(("whole", "name", "text"), [(TOML, "c.toml", toml_text), (T1, "c.json", json.dumps)])
 def test_a_changed_contract_is_refused_or_used(

@@ -19,6 +19,8 @@ from clrope.lab.expressions import Expression
 from clrope.lab.lab_kernel import load_file
 from clrope.lab.meanings import MEANINGS
 
+pytestmark = pytest.mark.usefixtures("signatures_in_this_process")
+
 NEOX = RopeConfig("neox", n_dims=32, freq_base=1e4)
 
 #: The same operation with names of other projects.

@@ -13,6 +13,8 @@ from clrope.lab import load
 from clrope.lab.lab_trial import LabOutcome, LabTrial
 from clrope.suite.case import parse_case
 
+pytestmark = pytest.mark.usefixtures("signatures_in_this_process")
+
 
 def run(tmp_path: Path, source: str, line: str, device: DeviceInfo) -> LabOutcome:
     path = tmp_path / "mine.cl"

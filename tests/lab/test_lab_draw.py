@@ -19,6 +19,8 @@ from clrope.lab.lab_trial import LabTrial
 from clrope.suite.case import Case, parse_case
 from clrope.suite.rope_trial import CaseLine
 
+pytestmark = pytest.mark.usefixtures("signatures_in_this_process")
+
 SEED = 1
 #: The kernel of `clrope lab --new`, with the arguments that mistakes depend on.
 PLAIN = changed(
@@ -207,7 +209,7 @@ def test_what_was_not_varied_is_named(device: DeviceInfo, tmp_path: Path, capsys
     assert report["coverage"]["pinned"]["heads"] == [4]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 def test_what_is_pinned_is_said(device: DeviceInfo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from clrope.cli.lab_command import check_kernel
 

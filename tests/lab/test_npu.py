@@ -18,6 +18,8 @@ from clrope.lab.npu import NpuReport, check, machine, machine_names, tiling
 from clrope.lab.npu.npu_prediction import predict
 from clrope.lab.npu.recorder import COPY_IN, COPY_OUT, WAIT, CopyRecord, CoreTrace, printed_records, traces
 
+pytestmark = pytest.mark.usefixtures("signatures_in_this_process")
+
 CALL = "ROPE(type=f32,ne_a=[64,4,40,2],n_dims=64,mode=2,n_ctx=512,fs=1,ef=0,af=1,ff=0,v=0,pos=batch)"
 #: Whole heads by tiles of a row, one after the other; SIZE, GROUPS, FROM and RUN are replaced.
 SIMPLE = """\

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,10 +29,16 @@ class Run(NamedTuple):
         return " ".join([*self.suites, *self.words.split()])
 
 
-SHORT = Run(("seed", "layouts", "types"))
+SHORT = Run(("seed", "types"))
 TYPES = ("f32", "f16", "bf16", "f64")
 GGML_MODES = (0, 2, 8, 24, 40)
 _PART = re.compile(r"^\w+\(|\btype=\w+,|\bmode=\d+,")
+
+
+@cache
+def _parts(suite: str) -> list[str]:
+    """Return the words that part a suite by operator, type and mode."""
+    return sorted({" ".join(_PART.findall(case.label)) for case in suites()[suite].cases()})
 
 
 @dataclass(frozen=True)
@@ -52,8 +59,7 @@ class Draw:
 
     def small(self, suite: str) -> Run:
         """Return the cases of one operator, type and mode."""
-        parts = sorted({" ".join(_PART.findall(case.label)) for case in suites()[suite].cases()})
-        return Run((suite,), "" if self.everything else parts[self.seed % len(parts)])
+        return Run((suite,), "" if self.everything else _parts(suite)[self.seed % len(_parts(suite))])
 
 
 @dataclass(frozen=True)
@@ -127,13 +133,12 @@ def arm64(folder: Path | None, draw: Draw) -> Driver:
     """Return PoCL in a Debian for aarch64 (`CHROOT`), by emulation: all takes five to ten times as long there."""
     if folder is None or not (folder / "clrope").is_dir():
         return Driver(ARM64, "pocl", absent=f".ci/arm64_chroot {folder or 'FOLDER'}; --arm64 {folder or 'FOLDER'}")
-    # What a device computes the suites compare; the tests are of NumPy there.
-    core = ("angles", "layout", "reference", "config")
-    tests = (*(f"tests/test_{name}.py" for name in core), "tests/golden/test_golden.py")
+    # What a device computes the suites compare; the tests are of NumPy's arithmetic there.
+    tests = ("tests/test_angles.py", "tests/test_reference.py", "tests/golden/test_golden.py")
     return Driver(
         ARM64, "pocl", {"CLROPE_PROBE_TIMEOUT": "600"},
         python=(str(CHROOT), str(folder.resolve()), "python3"),
-        runs=(draw.of_type("seed", "types"), Run(("layouts", "modes"), draw.small("modes").words)), tests=tests,
+        runs=(Run(("seed",)), draw.small("types"), Run(("layouts", "modes"), draw.small("modes").words)), tests=tests,
         patience=1800,
     )  # fmt: skip
 
@@ -186,10 +191,10 @@ def drivers(root: Path, chroot: Path | None, layer: Path | None, draw: Draw) -> 
 
     root: where Debian's packages are unpacked. chroot: made by `CHROOT`. layer: the library of `fault_layer.c`.
     """
-    quick = Run((*SHORT.suites, "modes", "fusion", "models"))
-    fused = draw.small("fusion"), draw.small("models")
-    few = SHORT, draw.small("modes"), draw.small("interop"), *fused
-    modes, interop, ggml = draw.of_type("modes"), draw.of_type("interop"), draw.ggml
+    quick = Run((*SHORT.suites, "layouts", "modes", "fusion", "models"))
+    layouts, fused = draw.of_type("layouts"), (draw.small("fusion"), draw.small("models"))
+    few = SHORT, layouts, draw.small("modes"), draw.small("interop"), *fused
+    interop, ggml = draw.of_type("interop"), draw.ggml
     intel = of_pip("intel-opencl-rt", "libintelocl.so", "PyPI Intel CPU runtime", "intel")
     pocl = of_pip("pocl-binary-distribution", "libpocl*.so", "PyPI PoCL", "pocl")
     emulated = arm64(chroot, draw)
@@ -200,7 +205,7 @@ def drivers(root: Path, chroot: Path | None, layer: Path | None, draw: Draw) -> 
     yield replace(intel, runs=(quick, interop, ggml))
     debian = of_debian(root, "pocl-opencl-icd", "**/libpocl.so.2", "Debian PoCL", "pocl")
     yield replace(debian, runs=(*few, draw.small("ggml")))
-    yield replace(fpga_emulator(), runs=(SHORT, modes, *fused))
+    yield replace(fpga_emulator(), runs=(SHORT, draw.of_type("layouts", "modes"), *fused))
     rusticl = of_debian(root, "mesa-opencl-icd", "**/libRusticlOpenCL.so.1", "rusticl, llvmpipe", "rusticl")
     # It takes seconds to compile one of the models. Whatever was drawn: it ends loops after 65535 rounds.
     yield with_variables(replace(rusticl, runs=(*few[:-1], Run(("modes",), "70000"))), RUSTICL_ENABLE="llvmpipe")
