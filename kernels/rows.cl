@@ -28,7 +28,6 @@ enum {
   ROUNDED = PAIRS / ROUND * ROUND,  // pairs of whole rounds
   LEFT = PAIRS - ROUNDED,           // the others; then the last ROUND pairs are a round, too, which overlaps
   SLOTS = ROUNDED + (LEFT ? ROUND : 0),
-  SECOND = FULL_TABLES ? PAIRS : 0, // where tables have the values for second elements
   REST = HEAD_DIM - 2 * PAIRS,
   WINDOWS_ONLY = (REST > 0) & (COPY_REST == 0),
   LINE = 64 / sizeof(element),
@@ -68,41 +67,12 @@ inline pair_of_vectors load(__global const element *p) {
   const uints v = VLOAD(uints, (__global const uint *)p);
   return (pair_of_vectors){AS(float, v << 16), AS(float, v & 0xffff0000u)};
 }
-#if defined(CLANG_VECTORS) && W > 2
-// Rounded together as lanes of 16 bits, the bits that stay and those that go: up if those that go are more than half of
-// the last place that stays, or half of it where that is odd; a one put under them there makes half more than half.
-typedef ushort shorts __attribute__((ext_vector_type(2 * W)));
-typedef union {
-  uints words;
-  shorts halves;
-} lanes;
-inline shorts without_nan(const reals v) {
-  lanes l;
-  l.words = KEEP_NAN(v != v, AS(uint, v), (AS(uint, v) | 0x400000u) & 0xffff0000u);
-  return l.halves;
-}
-// Indices into both vectors, of every second lane from k on in turn.
-#define OF_BOTH(k) (k), 2 * W + (k)
-#define EVERY_SECOND_4(k) OF_BOTH(k), OF_BOTH(k + 2), OF_BOTH(k + 4), OF_BOTH(k + 6)
-#define EVERY_SECOND_8(k) EVERY_SECOND_4(k), EVERY_SECOND_4(k + 8)
-#define EVERY_SECOND_16(k) EVERY_SECOND_8(k), EVERY_SECOND_8(k + 16)
-inline uints pack(const reals even, const reals odd) {
-  const shorts a = without_nan(even), b = without_nan(odd);
-  const shorts stays = __builtin_shufflevector(a, b, PASTE(EVERY_SECOND_, W)(1));
-  const shorts goes = __builtin_shufflevector(a, b, PASTE(EVERY_SECOND_, W)(0));
-  lanes l;
-  l.halves = (goes | (stays & (ushort)1)) > (ushort)0x8000 ? stays + (ushort)1 : stays;
-  return l.words;
-}
-#else
 inline uints rounded(const reals v) {
   const uints w = AS(uint, v);
   return KEEP_NAN(v != v, w + (((w >> 16) & 1u) + 0x7fffu), w | 0x400000u);
 }
-inline uints pack(const reals even, const reals odd) { return (rounded(even) >> 16) | (rounded(odd) & 0xffff0000u); }
-#endif
 inline void store(const pair_of_vectors v, __global element *p, const int streamed) {
-  put(pack(v.a, v.b), p, streamed);
+  put((rounded(v.a) >> 16) | (rounded(v.b) & 0xffff0000u), p, streamed);
 }
 #else
 inline pair_of_vectors load(__global const element *p) {
@@ -130,44 +100,36 @@ inline int first_pair(const int slot) { return slot < ROUNDED ? slot : PAIRS - R
 // Cos and sin of a token, once for all heads, in the order in which rounds need them. A compiler may keep private memory
 // in registers; global memory it has to read again after each store. [0] is for first elements of pairs, [1] for second.
 typedef struct {
-  reals c[2][2 * SLOTS / W], s[2][2 * SLOTS / W];
+  turn at[2][2 * SLOTS / W];
 } turns;
 
 // Rounds of neox: the values of 2 * W pairs, those of even and odd ones apart if elements are.
-inline void arrange_halves(turns *t, const token_angles *from, const int side, const int i, const int k) {
+inline void arrange_halves(turn *t, const token_angles *from, const int i) {
   const turn v = cos_sin(from, i), w = cos_sin(from, i + W);
-  t->c[side][k] = v.c, t->c[side][k + 1] = w.c;
-  t->s[side][k] = v.s, t->s[side][k + 1] = w.s;
+  t[0] = v, t[1] = w;
   if (PACKED) {
-    t->c[side][k].lo = v.c.even, t->c[side][k].hi = w.c.even;
-    t->c[side][k + 1].lo = v.c.odd, t->c[side][k + 1].hi = w.c.odd;
-    t->s[side][k].lo = v.s.even, t->s[side][k].hi = w.s.even;
-    t->s[side][k + 1].lo = v.s.odd, t->s[side][k + 1].hi = w.s.odd;
+    t[0].c.lo = v.c.even, t[0].c.hi = w.c.even, t[1].c.lo = v.c.odd, t[1].c.hi = w.c.odd;
+    t[0].s.lo = v.s.even, t[0].s.hi = w.s.even, t[1].s.lo = v.s.odd, t[1].s.hi = w.s.odd;
   }
-}
-
-// Rounds of neighbours that are not packed. Of a vector v of first and second elements in turn, v * (c, c, ...) +
-// swapped v * (-s, s, ...) is the result: one exchange of neighbours instead of a split into halves and back. Negation
-// is exact, so the bits are the same.
-inline void arrange_neighbours(turns *t, const turn v, const turn w, const int k) {
-  t->c[0][k].even = v.c.lo, t->c[0][k].odd = w.c.lo, t->c[0][k + 1].even = v.c.hi, t->c[0][k + 1].odd = w.c.hi;
-  t->s[0][k].even = -v.s.lo, t->s[0][k].odd = w.s.lo, t->s[0][k + 1].even = -v.s.hi, t->s[0][k + 1].odd = w.s.hi;
 }
 
 inline void arrange(turns *t, const token_angles *from, const int slot) {
   const int i = first_pair(slot), k = slot / W;
   if (!NEIGHBOURS) {
-    arrange_halves(t, from, 0, i, k);
+    arrange_halves(t->at[0] + k, from, i);
     if (FULL_TABLES)
-      arrange_halves(t, from, 1, PAIRS + i, k);
+      arrange_halves(t->at[1] + k, from, PAIRS + i);
     return;
   }
   const turn v = cos_sin(from, i), w = FULL_TABLES ? cos_sin(from, PAIRS + i) : v;
   if (PACKED) {
-    t->c[0][k] = v.c, t->s[0][k] = v.s;
-    t->c[1][k] = w.c, t->s[1][k] = w.s;
+    t->at[0][k] = v, t->at[1][k] = w;
   } else {
-    arrange_neighbours(t, v, w, 2 * k);
+    // Of a vector v of first and second elements in turn, v * (c, c, ...) + swapped v * (-s, s, ...) is the result: one
+    // exchange of neighbours instead of a split into halves and back. Negation is exact, so the bits are the same.
+    turn *a = t->at[0] + 2 * k, *b = a + 1;
+    a->c.even = v.c.lo, a->c.odd = w.c.lo, b->c.even = v.c.hi, b->c.odd = w.c.hi;
+    a->s.even = -v.s.lo, a->s.odd = w.s.lo, b->s.even = -v.s.hi, b->s.odd = w.s.hi;
   }
 }
 
@@ -177,30 +139,31 @@ inline void arrange(turns *t, const token_angles *from, const int slot) {
 #define SWAP_16 s1032547698badcfe
 inline reals swapped(const reals v) { return v.PASTE(SWAP_, W); }
 
+// First and second elements of W pairs, turned; and W / 2 pairs of neighbours.
+inline reals first_turned(const reals a, const reals b, const turn t) { return a * t.c - b * t.s; }
+inline reals second_turned(const reals a, const reals b, const turn t) { return a * t.s + b * t.c; }
+inline reals neighbours_turned(const reals v, const turn t) { return v * t.c + swapped(v) * t.s; }
+
 // A round: the first elements of 2 * W pairs and the second ones, or W pairs of neighbours (in `first`).
 typedef struct {
   pair_of_vectors first, second;
 } round_of_pairs;
 
-inline round_of_pairs rotate(__global const element *x, const turns *t, const int slot) {
-  const int i = first_pair(slot), k = slot / W, side = FULL_TABLES;
+inline round_of_pairs rotate(__global const element *x, const turns *all, const int slot) {
+  const int i = first_pair(slot), k = slot / W;
+  const turn *t = all->at[0] + k, *t2 = all->at[FULL_TABLES] + k; // of first elements, and of second ones
   round_of_pairs r;
   if (!NEIGHBOURS) {
     const pair_of_vectors v = load(x + i), w = load(x + PAIRS + i);
-    r.first.a = v.a * t->c[0][k] - w.a * t->s[0][k];
-    r.first.b = v.b * t->c[0][k + 1] - w.b * t->s[0][k + 1];
-    r.second.a = v.a * t->s[side][k] + w.a * t->c[side][k];
-    r.second.b = v.b * t->s[side][k + 1] + w.b * t->c[side][k + 1];
+    r.first = (pair_of_vectors){first_turned(v.a, w.a, t[0]), first_turned(v.b, w.b, t[1])};
+    r.second = (pair_of_vectors){second_turned(v.a, w.a, t2[0]), second_turned(v.b, w.b, t2[1])};
     return r;
   }
   const pair_of_vectors v = load(x + 2 * i);
-  if (PACKED) {
-    r.first.a = v.a * t->c[0][k] - v.b * t->s[0][k];
-    r.first.b = v.a * t->s[side][k] + v.b * t->c[side][k];
-  } else {
-    r.first.a = v.a * t->c[0][2 * k] + swapped(v.a) * t->s[0][2 * k];
-    r.first.b = v.b * t->c[0][2 * k + 1] + swapped(v.b) * t->s[0][2 * k + 1];
-  }
+  if (PACKED)
+    r.first = (pair_of_vectors){first_turned(v.a, v.b, t[0]), second_turned(v.a, v.b, t2[0])};
+  else
+    r.first = (pair_of_vectors){neighbours_turned(v.a, all->at[0][2 * k]), neighbours_turned(v.b, all->at[0][2 * k + 1])};
   return r;
 }
 
@@ -311,12 +274,8 @@ inline void rotate_head(__global const element *x, __global element *y, const tu
   }
 }
 
-__kernel void rope_rotate_rows(__global const element *x, const long x_offset, const long x_batch, const long x_token,
-                               const long x_head, __global element *y, const long y_offset, const long y_batch,
-                               const long y_token, const long y_head, const int heads, __global const element *x2,
-                               const long x2_offset, const long x2_batch, const long x2_token, const long x2_head,
-                               __global element *y2, const long y2_offset, const long y2_batch, const long y2_token,
-                               const long y2_head, const int heads2, ANGLES, const long row_stride, const int tokens,
+__kernel void rope_rotate_rows(TENSOR(const element, x), TENSOR(element, y), const int heads, TENSOR(const element, x2),
+                               TENSOR(element, y2), const int heads2, ANGLES, const long row_stride, const int tokens,
                                const int tokens_per_item, const int heads_per_item, const real direction) {
   // 1. Which tokens and heads this work-item rotates, and where each tensor's batch begins.
   const long batch = (long)get_global_id(2);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -18,11 +17,12 @@ if TYPE_CHECKING:
 Real = Literal["f32", "f64"]
 #: Vectors of pairs at once. Phases are 64-bit, so a vector of them is twice as long as one of floats; what crosses a
 #: function boundary must not be (`docs/drivers.md`), hence no more than these.
-WIDTH = {"f32": 8, "f64": 4}
+WIDTH = 8
 #: CPU drivers by platform, and how their versions begin, on which vectors by clang's conversions were tried.
 TRIED = {"Portable Computing Language": ("3.0", "3.1"), "Intel(R) OpenCL": ("",)}
 
 
+@lru_cache(maxsize=256)
 def spec(pairs: int, rows: int, real: Real, angles: AngleForm, device: DeviceInfo) -> LaunchSpec:
     """Return the launch that fills REAL[rows][pairs] tables.
 
@@ -30,20 +30,13 @@ def spec(pairs: int, rows: int, real: Real, angles: AngleForm, device: DeviceInf
     computing type), cosine, sine.
     """
     tried = device.kind == "cpu" and device.driver_version.startswith(TRIED.get(device.platform, ()))
-    return _spec(pairs, rows, real, angles, device.kind, tried)
-
-
-@lru_cache(maxsize=256)
-def _spec(pairs: int, rows: int, real: Real, angles: AngleForm, kind: str, tried: bool) -> LaunchSpec:
-    # Steps of 64 bits are not enough for double.
-    angles = replace(angles, wide=angles.wide or real == "f64")
-    per_item = pairs if kind == "cpu" else 1
-    vectors = tried and angles.one_axis and not angles.wide and per_item % WIDTH[real] == 0
-    options = [*storage_options(real, WIDTH[real] if vectors else 1), *angles.options]
-    options += ["-DCLANG_VECTORS"] if vectors else []
+    per_item, flags = pairs if device.kind == "cpu" else 1, angles.options(real)
+    vectors = tried and angles.one_axis and "-DWIDE_PHASE" not in flags and per_item % WIDTH == 0
+    options = [*storage_options(real, WIDTH if vectors else 1), *flags, *(["-DCLANG_VECTORS"] if vectors else ())]
     bound = ("step", "step_low", "axis", "magnitude", "cosine", "sine")
     return LaunchSpec(
-        "cache_init.cl", "rope_cache_init", tuple(options), (-(-pairs // per_item), rows), local_size_for(kind, 2),
+        "cache_init.cl", "rope_cache_init", tuple(options), (-(-pairs // per_item), rows),
+        local_size_for(device.kind, 2),
         (
             ("positions", None), ("rows", np.int32(rows)), ("pairs", np.int32(pairs)),
             ("pairs_per_item", np.int32(per_item)), *((name, None) for name in bound),

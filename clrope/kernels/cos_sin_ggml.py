@@ -16,37 +16,22 @@ if TYPE_CHECKING:
     from ..device import DeviceInfo
 
 
+@lru_cache(maxsize=256)
 def spec(
-    pairs: int,
-    rows: int,
-    real: Real,
-    angles: AngleForm,
-    device: DeviceInfo,
-    theta_scale: float | np.float32,
-    freq_scale: float | np.float32,
-    magnitude: float | np.float32,
-    yarn: bool,
-) -> LaunchSpec:
+    pairs: int, rows: int, real: Real, angles: AngleForm, device: DeviceInfo,
+    theta_scale: float | np.float32, freq_scale: float | np.float32, magnitude: float | np.float32, yarn: bool,
+) -> LaunchSpec:  # fmt: skip
     """Return the launch that fills REAL[rows][pairs] tables; the last four are `AngleTable.ggml`'s.
 
     Bound for each call: positions (with `angles.counting` an int64 scalar), exponent, factor, mix, axis, cosine, sine.
     """
-    scales = np.float32(theta_scale), np.float32(freq_scale), np.float32(magnitude)
-    return _spec(pairs, rows, real, angles.counting, device.kind, *scales, bool(yarn))
-
-
-@lru_cache(maxsize=256)
-def _spec(
-    pairs: int, rows: int, real: Real, counting: bool, kind: str,
-    theta_scale: np.float32, freq_scale: np.float32, magnitude: np.float32, yarn: bool,
-) -> LaunchSpec:  # fmt: skip
+    options = (*storage_options(real), *(["-DCOUNTING"] if angles.counting else ()))
     bound = ("exponent", "factor", "mix", "axis", "cosine", "sine")
     return LaunchSpec(
-        "cache_init_ggml.cl", "rope_cache_init_ggml",
-        (*storage_options(real), *(("-DCOUNTING",) if counting else ())), (pairs, rows), local_size_for(kind, 2),
+        "cache_init_ggml.cl", "rope_cache_init_ggml", options, (pairs, rows), local_size_for(device.kind, 2),
         (
-            ("positions", None), ("rows", np.int32(rows)), ("pairs", np.int32(pairs)), ("theta_scale", theta_scale),
-            ("freq_scale", freq_scale), ("magnitude", magnitude), ("yarn", np.int32(yarn)),
-            *((name, None) for name in bound),
+            ("positions", None), ("rows", np.int32(rows)), ("pairs", np.int32(pairs)),
+            ("theta_scale", np.float32(theta_scale)), ("freq_scale", np.float32(freq_scale)),
+            ("magnitude", np.float32(magnitude)), ("yarn", np.int32(yarn)), *((name, None) for name in bound),
         ),
     )  # fmt: skip

@@ -17,19 +17,15 @@ if TYPE_CHECKING:
 _TABLE = ("offset", "batch", "row", "column")
 
 
+@lru_cache(maxsize=256)
 def spec(width: int, rows: int, table_dtype: str, real: Real, device: DeviceInfo) -> LaunchSpec:
     """Return the launch that fills REAL[rows][width] tables; bound are all arguments of gather_tables.cl but width."""
-    return _spec(width, rows, table_dtype, real, device.kind)
-
-
-@lru_cache(maxsize=256)
-def _spec(width: int, rows: int, table_dtype: str, real: Real, kind: str) -> LaunchSpec:
     options = storage_options(table_dtype)
     if real == "f64" and table_dtype != "f64":
         options.append("-DREAL_F64")
     tables = [name for table in ("cosine", "sine") for name in (f"{table}_table", *(f"{table}_{n}" for n in _TABLE))]
     return LaunchSpec(
-        "gather_tables.cl", "rope_gather_tables", tuple(options), (width, rows), local_size_for(kind, 2),
+        "gather_tables.cl", "rope_gather_tables", tuple(options), (width, rows), local_size_for(device.kind, 2),
         (
             *((name, None) for name in (*tables, "index", "indexed", "rows_per_batch")), ("width", np.int32(width)),
             *((name, None) for name in ("split", "step", "distance", "cosine", "sine")),

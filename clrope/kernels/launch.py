@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ShapeError
+from .kernel import Parameters
 from .problem import Problem
-from .source import kernel_source
+from .source import kernel_source, storage_options
 
 if TYPE_CHECKING:
     import pyopencl
@@ -198,7 +199,21 @@ def tensor_arguments(name: str, strides: Sequence[int] | None) -> tuple[tuple[st
     return ((name, None), (f"{name}_offset", None), *numbers)
 
 
-def vector_arguments(first: Problem, second: Problem | None, angles: str) -> tuple[tuple[str, Any], ...]:
+def head_options(problem: Problem, p: Parameters, width: int, **numbers: Any) -> tuple[str, ...]:
+    """Return the compiler's options of kernels that rotate contiguous heads by vectors; numbers: further ones."""
+    pairs, fused = problem.pairs, p.get("angles") == "fused"
+    numbers = {
+        "PAIRS": pairs.pairs, "HEAD_DIM": pairs.head_dim, "WINDOW": pairs.window,
+        "NEIGHBOURS": pairs.pairing == "normal", "FUSED": fused, **numbers,
+    }  # fmt: skip
+    clang = ["-DCLANG_VECTORS"] if p.get("access") == "clang" else []
+    angles = problem.angles.options(problem.dtype) if fused else ()
+    return (
+        *storage_options(problem.dtype, width), *(f"-D{name}={int(n)}" for name, n in numbers.items()), *clang, *angles
+    )  # fmt: skip
+
+
+def head_arguments(first: Problem, second: Problem | None, angles: str) -> tuple[tuple[str, Any], ...]:
     """Return the arguments with which kernels begin that rotate contiguous heads of one or two tensors."""
     heads2 = 0 if second is None else second.shape[2]
     return (
