@@ -163,7 +163,7 @@ inline round_of_pairs rotate(__global const element *x, const turns *all, const 
   if (PACKED)
     r.first = (pair_of_vectors){first_turned(v.a, v.b, t[0]), second_turned(v.a, v.b, t2[0])};
   else
-    r.first = (pair_of_vectors){neighbours_turned(v.a, all->at[0][2 * k]), neighbours_turned(v.b, all->at[0][2 * k + 1])};
+    r.first = (pair_of_vectors){neighbours_turned(v.a, t[k]), neighbours_turned(v.b, t[k + 1])};
   return r;
 }
 
@@ -174,20 +174,19 @@ inline void keep(__global element *y, const round_of_pairs r, const int slot, co
     store(r.second, y + PAIRS + i, streamed);
 }
 
-// How many elements ahead of a head memory is prefetched: into the second level, and from there into the first. In two
-// steps, because the buffers that fill the first level are few.
+// How many elements ahead of a head memory is prefetched: whole heads, of about so many bytes.
+inline long whole_heads(const long bytes, const long step) {
+  const long size = step * (long)sizeof(element);
+  return PREFETCH == 0 || size <= 0 ? 0 : (bytes < size ? 1 : bytes / size) * step;
+}
+// Into the second level, and from there, half as far ahead, into the first, because the buffers that fill it are few.
+// Where only windows are read, the processor itself hardly prefetches, and a distance holds fewer lines.
 typedef struct {
   long far, near;
 } distances;
-
-inline long whole_heads(const long bytes, const long step) {
-  const long size = step * (long)sizeof(element);
-  return size <= 0 ? 0 : (bytes < size ? 1 : bytes / size) * step;
-}
-inline distances whole_heads_ahead(const long step) {
-  // Where only windows are read, the processor itself hardly prefetches, and a distance holds fewer lines.
+inline distances distances_of(const long step) {
   const long bytes = WINDOWS_ONLY ? (PREFETCH_NTA ? 2 : 3) * PREFETCH : PREFETCH;
-  return (distances){PREFETCH ? whole_heads(bytes, step) : 0, PREFETCH ? whole_heads(bytes / 2, step) : 0};
+  return (distances){whole_heads(bytes, step), whole_heads(bytes / 2, step)};
 }
 
 #if PREFETCH
@@ -208,20 +207,6 @@ inline void prefetch_lines(__global const element *p, const int length, const di
     prefetch_line(p + k, ahead);
   if (WINDOWS_ONLY) // a window may end in a line that no multiple of 64 bytes is in
     prefetch_line(p + length - 1, ahead);
-}
-// While a token's angles are computed no head asks for memory, so this does, a part with each round: what has come into
-// the second level goes on into the first, or, with non-temporal stores, what comes after it comes into the second.
-inline void prefetch_meanwhile(__global const element *head, const int slot) {
-  const int lines = (PREFETCH / 128 + SLOTS / ROUND - 1) / (SLOTS / ROUND), first = slot / ROUND * lines;
-  __global const element *p = head + (PREFETCH_NTA + NONTEMPORAL > 0 ? PREFETCH : PREFETCH / 2) / (int)sizeof(element);
-  UNROLL for (int k = first; k < first + lines; ++k) {
-    if (PREFETCH_NTA)
-      FETCH(p + k * LINE, 0, 0);
-    else if (NONTEMPORAL)
-      FETCH(p + k * LINE, 0, 2);
-    else
-      FETCH(p + k * LINE, 0, 3);
-  }
 }
 
 // Copies bits, so that NaN payloads and subnormals pass untouched: by lines where any place will do.
@@ -274,6 +259,13 @@ inline void rotate_head(__global const element *x, __global element *y, const tu
   }
 }
 
+inline void rotate_heads(__global const element *x, const long x_head, __global element *y, const long y_head,
+                         const int first, const int last, const turns *t) {
+  const distances ahead = distances_of(x_head);
+  for (int head = first; head < last; ++head)
+    rotate_head(x + head * x_head, y + head * y_head, t, ahead);
+}
+
 __kernel void rope_rotate_rows(TENSOR(const element, x), TENSOR(element, y), const int heads, TENSOR(const element, x2),
                                TENSOR(element, y2), const int heads2, ANGLES, const long row_stride, const int tokens,
                                const int tokens_per_item, const int heads_per_item, const real direction) {
@@ -290,14 +282,10 @@ __kernel void rope_rotate_rows(TENSOR(const element, x), TENSOR(element, y), con
 
   for (int token = first_token; token < last_token; ++token) {
     // 2. The token's cos and sin.
-    __global const element *from = x + token * x_token + first * x_head;
     const token_angles source = ANGLES_OF(batch * row_stride + token);
     turns t;
-    UNROLL for (int slot = 0; slot < SLOTS; slot += ROUND) {
-      if (FUSED & (WINDOWS_ONLY == 0) & (x_head == HEAD_DIM))
-        prefetch_meanwhile(from, slot);
+    UNROLL for (int slot = 0; slot < SLOTS; slot += ROUND)
       arrange(&t, &source, slot);
-    }
 #if !FUSED
     // Those of the next token are read at once, so that all its heads would wait for them.
     UNROLL for (int i = 0; i < PAIRS; i += 64 / (int)sizeof(real)) {
@@ -306,22 +294,9 @@ __kernel void rope_rotate_rows(TENSOR(const element, x), TENSOR(element, y), con
     }
 #endif
 
-    // 3. The heads: first what this work-item has of the first tensor's, then of the second's.
-    int head = first, stop = last < heads ? last : heads;
-    long x_step = x_head, y_step = y_head;
-    distances ahead = whole_heads_ahead(x_head);
-    __global element *to = y + token * y_token + first * y_head;
-    for (int tensor = 0; tensor < 2; ++tensor) {
-      for (; head < stop; ++head, from += x_step, to += y_step)
-        rotate_head(from, to, &t, ahead);
-      if (last <= heads)
-        break;
-      head = (first < heads ? heads : first) - heads;
-      stop = last - heads;
-      x_step = x2_head, y_step = y2_head;
-      ahead = whole_heads_ahead(x2_head);
-      from = x2 + token * x2_token + head * x_step;
-      to = y2 + token * y2_token + head * y_step;
-    }
+    // 3. The heads: the first tensor's, then the second's.
+    rotate_heads(x + token * x_token, x_head, y + token * y_token, y_head, first, min(last, heads), &t);
+    rotate_heads(x2 + token * x2_token, x2_head, y2 + token * y2_token, y2_head, max(first - heads, 0), last - heads,
+                 &t);
   }
 }

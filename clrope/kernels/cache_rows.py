@@ -9,7 +9,7 @@ import numpy as np
 from ..layout import DTYPES
 from .division import heads_launch
 from .kernel import Kernel, Parameters
-from .launch import LaunchSpec, tensor_arguments
+from .launch import LaunchSpec, head_tensors
 from .norm_rows import FALLBACKS, PARAMETERS, loop_rounds, norm_arguments, normed_unsupported, options, over_heads
 from .problem import Problem, SlotForm
 from .source import unsigned_type
@@ -48,14 +48,12 @@ def spec(
     assert slots is not None
     heads3, v_dim = (0, 1) if v is None else v.shape[2:]
     more: tuple[tuple[str, Any], ...] = (
-        *norm_arguments(problem, k), *tensor_arguments("x3", None if v is None else v.x_strides[:3]),
-        *tensor_arguments("y3", None if v is None else v.y_strides[:3]), ("heads3", np.int32(heads3)),
-        ("v_dim", np.int32(v_dim)), ("slots", None), ("page_size", np.int64(slots.page_size)),
+        *norm_arguments(problem, k), *head_tensors("3", v), ("v_dim", np.int32(v_dim)), ("slots", None),
+        ("page_size", np.int64(slots.page_size)),
     )  # fmt: skip
     numbers = {"NORMED": problem.norm is not None, "SHIFT": slots.from_cache}
     return heads_launch(
-        "cache_rows.cl", "rope_cache_rows",
-        (*options(problem, p, **numbers), *cache_options(problem.dtype, slots)),
+        "cache_rows.cl", "rope_cache_rows", (*options(problem, p, **numbers), *cache_options(problem.dtype, slots)),
         problem, k, p, device, loop_rounds(problem, p), more, heads3=heads3, whole=over_heads(problem),
     )  # fmt: skip
 

@@ -46,7 +46,7 @@ def heads_unsupported(problem: Problem, p: Parameters, store_bytes: int, rounds:
     if pairs.pairs > MOST_PAIRS:
         return f"{pairs.pairs} pairs, at most {MOST_PAIRS} are kept in private memory"
     if p["store"] == "nontemporal":
-        alignment = problem.vector_alignment(problem.y_strides, problem.y_alignment)
+        alignment = problem.vector_alignments[1]
         if store_bytes < LEAST_STREAMED:
             return f"nontemporal: vectors of {store_bytes} bytes, less than {LEAST_STREAMED}"
         if alignment % store_bytes:
@@ -55,14 +55,6 @@ def heads_unsupported(problem: Problem, p: Parameters, store_bytes: int, rounds:
         head = f"a head of {pairs.head_dim} elements takes {rounds} rounds of loops"
         return f"{head}, a work-item makes at most {MOST_ROUNDS}"
     return None
-
-
-def _items(units: int, nbytes: int) -> int:
-    """Return how many work-items a CPU should have for so many bytes."""
-    items = units * _ITEMS_PER_UNIT
-    if nbytes >= _LITTLE_BYTES:
-        return max(1, items)
-    return max(units * _FEWEST_ITEMS, min(items, nbytes // _LITTLE_ITEM_BYTES), 1)
 
 
 def divided(device: DeviceInfo, problem: Problem, heads: int, rounds: tuple[int, int], whole: bool) -> tuple[int, int]:
@@ -74,12 +66,15 @@ def divided(device: DeviceInfo, problem: Problem, heads: int, rounds: tuple[int,
     all_tokens, head_bytes = batches * tokens, head_dim * problem.itemsize
     per_item, at_once, token_bytes = heads if whole else 1, 1, heads * head_bytes
     if device.kind == "cpu":
-        items = _items(device.compute_units, all_tokens * token_bytes)
+        items, item_bytes = device.compute_units * _ITEMS_PER_UNIT, _ITEM_BYTES
+        if all_tokens * token_bytes < _LITTLE_BYTES:
+            item_bytes = _LITTLE_ITEM_BYTES
+            items = max(device.compute_units * _FEWEST_ITEMS, min(items, all_tokens * token_bytes // item_bytes))
+        items = max(1, items)
         groups = min(heads, -(-items // max(1, all_tokens)))
         if not whole:
             per_item = min(heads, max(-(-heads // groups), -(-_LEAST_ITEM_BYTES // head_bytes)))
         if per_item == heads:
-            item_bytes = _ITEM_BYTES if all_tokens * token_bytes >= _LITTLE_BYTES else _LITTLE_ITEM_BYTES
             at_once = max(1, min(tokens, all_tokens // items, item_bytes // token_bytes))
     least, at_once = within_rounds(per_item, at_once, *rounds)
     return per_item if whole else least, at_once

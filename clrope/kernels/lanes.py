@@ -41,10 +41,7 @@ def supports(problem: Problem, p: Parameters) -> str | None:
     for elements in (run, 0 if problem.in_place else pairs.rest):
         if elements * size % RUN_BYTES:
             return f"{elements} elements of a head are no whole number of vectors of 16 bytes"
-    alignment = min(
-        problem.vector_alignment(problem.x_strides, problem.x_alignment),
-        problem.vector_alignment(problem.y_strides, problem.y_alignment),
-    )
+    alignment = min(problem.vector_alignments)
     return f"vectors of 16 bytes, the tensors are aligned to {alignment}" if alignment < RUN_BYTES else None
 
 

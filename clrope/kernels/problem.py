@@ -139,13 +139,15 @@ class Problem:
         """Bytes of the tensor's elements."""
         return self.x.nbytes
 
-    def vector_alignment(self, strides: Shape4, alignment: int) -> int:
-        """Return the bytes to which every place is aligned at which a run of vectors begins."""
+    @property
+    def vector_alignments(self) -> tuple[int, int]:
+        """The bytes to which every place of input and output is aligned at which a run of vectors begins."""
         pairs = self.pairs
-        places = [step for step, length in zip(strides[:3], self.shape[:3], strict=True) if length > 1]
-        places.append(pairs.window)
-        if pairs.pairing == "neox":
-            places.append(pairs.pairs)
-        if pairs.rest and not self.in_place:
-            places.append(2 * pairs.pairs)
-        return gcd(alignment, *(place * self.itemsize for place in places))
+        inside = [pairs.window, pairs.pairs if pairs.pairing == "neox" else 0]
+        inside.append(2 * pairs.pairs if pairs.rest and not self.in_place else 0)
+
+        def common(strides: Shape4, alignment: int) -> int:
+            steps = (step for step, length in zip(strides[:3], self.shape[:3], strict=True) if length > 1)
+            return gcd(alignment, *(place * self.itemsize for place in (*inside, *steps)))
+
+        return common(self.x_strides, self.x_alignment), common(self.y_strides, self.y_alignment)

@@ -58,8 +58,7 @@ def round_pairs(p: Parameters, pairing: Pairing | None) -> int:
 
 def _packed(problem: Problem) -> bool:
     """Whether two bfloat16 are taken as one lane of 32 bits."""
-    tensors = ((problem.x_strides, problem.x_alignment), (problem.y_strides, problem.y_alignment))
-    return problem.dtype == "bf16" and not any(problem.vector_alignment(*tensor) % 4 for tensor in tensors)
+    return problem.dtype == "bf16" and not any(alignment % 4 for alignment in problem.vector_alignments)
 
 
 def _joined(problem: Problem, p: Parameters) -> bool:

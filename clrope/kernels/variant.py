@@ -99,6 +99,7 @@ class Variant:
                 return self.changed(**parameters)
         return None
 
+    @lru_cache(maxsize=512)  # noqa: B019 - bounded
     def fit(self, problem: Problem) -> Variant:
         """Return the nearest variant that supports the problem, else the strided one.
 
@@ -111,7 +112,7 @@ class Variant:
             raise UnsupportedError(str(self.unsupported(problem)))
         return Variant("strided", folder=self.folder)
 
-    @lru_cache(maxsize=2048)  # noqa: B019 - variants are values
+    @lru_cache(maxsize=2048)  # noqa: B019 - bounded
     def spec(self, problem: Problem, device: DeviceInfo, *others: Problem | None) -> LaunchSpec:
         """Return the launch for a supported problem; see `Kernel.spec`. Calls alike return the same object."""
         spec = self.implementation.spec(problem, self.parameters, device, *others)

@@ -33,7 +33,7 @@ def select(device: DeviceInfo, problem: Problem, nbytes: int, preferred: Variant
     """
     if problem.norm is None:
         if preferred is not None:
-            return _fit(preferred, problem)
+            return preferred.fit(problem)
         return _select(device, problem, size_class(device, nbytes), database.generation())
     if preferred is not None:
         raise ConfigError(f"norm: given together with the variant or kernel {preferred}, which only rotates")
@@ -53,11 +53,6 @@ def like_rotation(device: DeviceInfo, problem: Problem, nbytes: int, kernel: Ker
     if problem.norm is not None and device.kind == "cpu" and values.get("access") == "clang":
         values["width"] = 8 if problem.dtype == "f64" else 16
     return Variant(kernel, **{p.name: values[p.name] for p in kernel.parameters if p.name in values})
-
-
-@lru_cache(maxsize=512)
-def _fit(variant: Variant, problem: Problem) -> Variant:
-    return variant.fit(problem)
 
 
 @lru_cache(maxsize=512)

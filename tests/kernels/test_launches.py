@@ -151,6 +151,19 @@ def test_heads_per_item(
         np.testing.assert_array_equal(plan.run(), emulate_rope(x, 3, RopeConfig(mode, 64)))
 
 
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("tokens", [slice(2), slice(1, 2), slice(None)])
+def test_work_items_go_from_batch_to_batch(
+    device: clrope.DeviceInfo, rng: np.random.Generator, tokens: slice, own: bool
+) -> None:
+    """Also where the tokens of the next batch do not follow."""
+    x = rng.standard_normal((5, 3, 2, 16)).astype(np.float32)[:, tokens]
+    positions = rng.integers(0, 1 << 20, (5, x.shape[1]) if own else x.shape[1])
+    config = RopeConfig("neox", 16)
+    got = clrope.Rope(config, device, variant=Variant(width=4))(x, positions)
+    np.testing.assert_array_equal(got, emulate_rope(x, positions, config))
+
+
 @pytest.mark.parametrize("shape", [(70000, 1, 4), (1, 40000, 4), (2, 1, 150000)])
 @pytest.mark.parametrize("variant", [None, Variant(width=2), STRIDED])
 @pytest.mark.one_in(2)
