@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -338,11 +339,9 @@ def _refuse_doubled(cos: npt.NDArray[Any], sin: npt.NDArray[Any]) -> None:
 
 
 def _pair_layout(config: RopeConfig, head_dim: int, out_mode: str | int | None) -> PairLayout:
-    own = PairLayout.of_config(config, head_dim)
+    pairs = PairLayout.of_config(config, head_dim)
     if out_mode is None:
-        return own
+        return pairs
     with renamed({"mode": "out_mode"}):
         mode = parse_mode(out_mode)
-    target = RopeConfig("normal" if mode == "normal" else "neox", config.n_dims, n_offs=config.n_offs)
-    other = PairLayout.of_config(target, head_dim)
-    return PairLayout(own.pairs, own.window, head_dim, own.step, own.distance, other.step, other.distance)
+    return replace(pairs, y_pairing="normal" if mode == "normal" else "neox")

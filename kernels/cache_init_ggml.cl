@@ -20,23 +20,20 @@ inline float divide(float a, float b) {
   if ((ua & 0x7fffffffu) == 0u || ub == 0x3f800000u || ea == 255)
     return a;
   const ulong ma = (ua & 0x7fffffu) | 0x800000u, mb = (ub & 0x7fffffu) | 0x800000u;
-  // The quotient of two 24-bit numbers, with 26 or 27 bits and the remainder as a sticky bit.
-  const ulong n = ma << 26;
+  // The quotient of two 24-bit numbers with 27 bits, of which the lowest is set if any behind them is.
+  const ulong n = ma << 27;
   ulong q = n / mb;
+  ulong behind = q * mb != n;
   int e = ea - eb + 127;
-  ulong sticky = (n - q * mb) != 0ul;
-  if (q < (1ul << 26)) {
-    q = (q << 1) | 0ul;
-    const ulong n2 = ma << 27;
-    q = n2 / mb;
-    sticky = (n2 - q * mb) != 0ul;
+  if (q < (1ul << 27)) {
     e -= 1;
+  } else {
+    behind |= q & 1ul;
+    q >>= 1;
   }
-  const uint sign = (ua ^ ub) & 0x80000000u;
+  const uint sign = (ua ^ ub) & 0x80000000u, low = (uint)((q & 7ul) | behind);
   uint m = (uint)(q >> 3);
-  const uint low = ((uint)q & 7u);
-  const uint up = (low > 4u || (low == 4u && (sticky || (m & 1u)))) ? 1u : 0u;
-  m += up;
+  m += low > 4u || (low == 4u && (m & 1u));
   if (e <= 0 || eb == 255)
     return as_float(sign); // below the normal numbers: less than 2^-126 radians
   if (e >= 255)

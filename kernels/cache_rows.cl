@@ -24,19 +24,13 @@ inline void copy_heads(__global const element *x, const long x_head, __global ca
     }
 }
 
-__kernel void rope_cache_rows(__global const element *x, const long x_offset, const long x_batch, const long x_token,
-                              const long x_head, __global element *y, const long y_offset, const long y_batch,
-                              const long y_token, const long y_head, const int heads, __global const element *x2,
-                              const long x2_offset, const long x2_batch, const long x2_token, const long x2_head,
-                              __global cache_element *y2, const long y2_offset, const long y2_batch,
-                              const long y2_token, const long y2_head, const int heads2, ANGLES, const long row_stride,
-                              const int tokens, __global const element *x3, const long x3_offset, const long x3_batch,
-                              const long x3_token, const long x3_head, __global cache_element *y3,
-                              const long y3_offset, const long y3_batch, const long y3_token, const long y3_head,
-                              const int heads3, const int v_dim, __global const long *slots, const long page_size,
-                              const int tokens_per_item, const int heads_per_item, const real direction,
-                              __global const real *scale, const real mean, const real eps, __global const real *scale2,
-                              const real mean2, const real eps2) {
+__kernel void rope_cache_rows(TENSOR(const element, x), TENSOR(element, y), const int heads, TENSOR(const element, x2),
+                              TENSOR(cache_element, y2), const int heads2, ANGLES, const long row_stride,
+                              const int tokens, const int tokens_per_item, const int heads_per_item,
+                              const real direction, __global const real *scale, const real mean, const real eps,
+                              __global const real *scale2, const real mean2, const real eps2, TENSOR(const element, x3),
+                              TENSOR(cache_element, y3), const int heads3, const int v_dim, __global const long *slots,
+                              const long page_size) {
   const long batch = (long)get_global_id(2);
   const int first_token = (int)get_global_id(0) * tokens_per_item;
   const int last_token = min(first_token + tokens_per_item, tokens);

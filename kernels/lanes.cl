@@ -39,12 +39,8 @@ inline void rotate(__global const element *x, __global element *y, const turn fi
 #endif
 }
 
-__kernel void rope_rotate_lanes(__global const element *x, const long x_offset, const long x_batch, const long x_token,
-                                const long x_head, __global element *y, const long y_offset, const long y_batch,
-                                const long y_token, const long y_head, const int heads, __global const element *x2,
-                                const long x2_offset, const long x2_batch, const long x2_token, const long x2_head,
-                                __global element *y2, const long y2_offset, const long y2_batch, const long y2_token,
-                                const long y2_head, const int heads2, ANGLES, const long row_stride, const int tokens,
+__kernel void rope_rotate_lanes(TENSOR(const element, x), TENSOR(element, y), const int heads, TENSOR(const element, x2),
+                                TENSOR(element, y2), const int heads2, ANGLES, const long row_stride, const int tokens,
                                 const int groups, const real direction) {
   const INDEX id = (INDEX)get_global_id(0), batch = (INDEX)get_global_id(1), token = id / (LANES * groups);
   const int lane = (int)(id % LANES), group = (int)(id / LANES % groups);

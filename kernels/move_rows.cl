@@ -7,10 +7,9 @@
 #include "storage.clh"
 #include "cache_storage.clh"
 
-__kernel void rope_move_rows(__global const element *x, const long x_offset, const long x_batch, const long x_token,
-                             const long x_head, const long x_element, __global cache_element *y, const long y_offset,
-                             const long y_batch, const long y_token, const long y_head, const long y_element,
-                             __global const long *slots, const long page_size, const int head_dim) {
+__kernel void rope_move_rows(TENSOR(const element, x), const long x_element, TENSOR(cache_element, y),
+                             const long y_element, __global const long *slots, const long page_size,
+                             const int head_dim) {
   const long head = (long)get_global_id(0), token = (long)get_global_id(1), batch = (long)get_global_id(2);
   const long slot = slots[batch * (long)get_global_size(1) + token];
   if (slot < 0)

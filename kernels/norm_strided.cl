@@ -66,9 +66,7 @@ inline void finish(const head *h, __global element *y, const long y_step, __glob
   }
 }
 
-__kernel void rope_norm_strided(__global const element *x, const long x_offset, const long x_batch, const long x_token,
-                                const long x_head, const long x_element, __global element *y, const long y_offset,
-                                const long y_batch, const long y_token, const long y_head, const long y_element,
+__kernel void rope_norm_strided(TENSOR(const element, x), const long x_element, TENSOR(element, y), const long y_element,
                                 const int heads, __global const real *cosine, __global const real *sine,
                                 const long row_stride, const int tokens, const int heads_per_item, const real direction,
                                 __global const real *scale, const real mean, const real eps) {

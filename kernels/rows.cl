@@ -28,7 +28,6 @@ enum {
   ROUNDED = PAIRS / ROUND * ROUND,  // pairs of whole rounds
   LEFT = PAIRS - ROUNDED,           // the others; then the last ROUND pairs are a round, too, which overlaps
   SLOTS = ROUNDED + (LEFT ? ROUND : 0),
-  SECOND = FULL_TABLES ? PAIRS : 0, // where tables have the values for second elements
   REST = HEAD_DIM - 2 * PAIRS,
   WINDOWS_ONLY = (REST > 0) & (COPY_REST == 0),
   LINE = 64 / sizeof(element),
@@ -68,41 +67,12 @@ inline pair_of_vectors load(__global const element *p) {
   const uints v = VLOAD(uints, (__global const uint *)p);
   return (pair_of_vectors){AS(float, v << 16), AS(float, v & 0xffff0000u)};
 }
-#if defined(CLANG_VECTORS) && W > 2
-// Rounded together as lanes of 16 bits, the bits that stay and those that go: up if those that go are more than half of
-// the last place that stays, or half of it where that is odd; a one put under them there makes half more than half.
-typedef ushort shorts __attribute__((ext_vector_type(2 * W)));
-typedef union {
-  uints words;
-  shorts halves;
-} lanes;
-inline shorts without_nan(const reals v) {
-  lanes l;
-  l.words = KEEP_NAN(v != v, AS(uint, v), (AS(uint, v) | 0x400000u) & 0xffff0000u);
-  return l.halves;
-}
-// Indices into both vectors, of every second lane from k on in turn.
-#define OF_BOTH(k) (k), 2 * W + (k)
-#define EVERY_SECOND_4(k) OF_BOTH(k), OF_BOTH(k + 2), OF_BOTH(k + 4), OF_BOTH(k + 6)
-#define EVERY_SECOND_8(k) EVERY_SECOND_4(k), EVERY_SECOND_4(k + 8)
-#define EVERY_SECOND_16(k) EVERY_SECOND_8(k), EVERY_SECOND_8(k + 16)
-inline uints pack(const reals even, const reals odd) {
-  const shorts a = without_nan(even), b = without_nan(odd);
-  const shorts stays = __builtin_shufflevector(a, b, PASTE(EVERY_SECOND_, W)(1));
-  const shorts goes = __builtin_shufflevector(a, b, PASTE(EVERY_SECOND_, W)(0));
-  lanes l;
-  l.halves = (goes | (stays & (ushort)1)) > (ushort)0x8000 ? stays + (ushort)1 : stays;
-  return l.words;
-}
-#else
 inline uints rounded(const reals v) {
   const uints w = AS(uint, v);
   return KEEP_NAN(v != v, w + (((w >> 16) & 1u) + 0x7fffu), w | 0x400000u);
 }
-inline uints pack(const reals even, const reals odd) { return (rounded(even) >> 16) | (rounded(odd) & 0xffff0000u); }
-#endif
 inline void store(const pair_of_vectors v, __global element *p, const int streamed) {
-  put(pack(v.a, v.b), p, streamed);
+  put((rounded(v.a) >> 16) | (rounded(v.b) & 0xffff0000u), p, streamed);
 }
 #else
 inline pair_of_vectors load(__global const element *p) {
@@ -130,44 +100,36 @@ inline int first_pair(const int slot) { return slot < ROUNDED ? slot : PAIRS - R
 // Cos and sin of a token, once for all heads, in the order in which rounds need them. A compiler may keep private memory
 // in registers; global memory it has to read again after each store. [0] is for first elements of pairs, [1] for second.
 typedef struct {
-  reals c[2][2 * SLOTS / W], s[2][2 * SLOTS / W];
+  turn at[2][2 * SLOTS / W];
 } turns;
 
 // Rounds of neox: the values of 2 * W pairs, those of even and odd ones apart if elements are.
-inline void arrange_halves(turns *t, const token_angles *from, const int side, const int i, const int k) {
+inline void arrange_halves(turn *t, const token_angles *from, const int i) {
   const turn v = cos_sin(from, i), w = cos_sin(from, i + W);
-  t->c[side][k] = v.c, t->c[side][k + 1] = w.c;
-  t->s[side][k] = v.s, t->s[side][k + 1] = w.s;
+  t[0] = v, t[1] = w;
   if (PACKED) {
-    t->c[side][k].lo = v.c.even, t->c[side][k].hi = w.c.even;
-    t->c[side][k + 1].lo = v.c.odd, t->c[side][k + 1].hi = w.c.odd;
-    t->s[side][k].lo = v.s.even, t->s[side][k].hi = w.s.even;
-    t->s[side][k + 1].lo = v.s.odd, t->s[side][k + 1].hi = w.s.odd;
+    t[0].c.lo = v.c.even, t[0].c.hi = w.c.even, t[1].c.lo = v.c.odd, t[1].c.hi = w.c.odd;
+    t[0].s.lo = v.s.even, t[0].s.hi = w.s.even, t[1].s.lo = v.s.odd, t[1].s.hi = w.s.odd;
   }
-}
-
-// Rounds of neighbours that are not packed. Of a vector v of first and second elements in turn, v * (c, c, ...) +
-// swapped v * (-s, s, ...) is the result: one exchange of neighbours instead of a split into halves and back. Negation
-// is exact, so the bits are the same.
-inline void arrange_neighbours(turns *t, const turn v, const turn w, const int k) {
-  t->c[0][k].even = v.c.lo, t->c[0][k].odd = w.c.lo, t->c[0][k + 1].even = v.c.hi, t->c[0][k + 1].odd = w.c.hi;
-  t->s[0][k].even = -v.s.lo, t->s[0][k].odd = w.s.lo, t->s[0][k + 1].even = -v.s.hi, t->s[0][k + 1].odd = w.s.hi;
 }
 
 inline void arrange(turns *t, const token_angles *from, const int slot) {
   const int i = first_pair(slot), k = slot / W;
   if (!NEIGHBOURS) {
-    arrange_halves(t, from, 0, i, k);
+    arrange_halves(t->at[0] + k, from, i);
     if (FULL_TABLES)
-      arrange_halves(t, from, 1, PAIRS + i, k);
+      arrange_halves(t->at[1] + k, from, PAIRS + i);
     return;
   }
   const turn v = cos_sin(from, i), w = FULL_TABLES ? cos_sin(from, PAIRS + i) : v;
   if (PACKED) {
-    t->c[0][k] = v.c, t->s[0][k] = v.s;
-    t->c[1][k] = w.c, t->s[1][k] = w.s;
+    t->at[0][k] = v, t->at[1][k] = w;
   } else {
-    arrange_neighbours(t, v, w, 2 * k);
+    // Of a vector v of first and second elements in turn, v * (c, c, ...) + swapped v * (-s, s, ...) is the result: one
+    // exchange of neighbours instead of a split into halves and back. Negation is exact, so the bits are the same.
+    turn *a = t->at[0] + 2 * k, *b = a + 1;
+    a->c.even = v.c.lo, a->c.odd = w.c.lo, b->c.even = v.c.hi, b->c.odd = w.c.hi;
+    a->s.even = -v.s.lo, a->s.odd = w.s.lo, b->s.even = -v.s.hi, b->s.odd = w.s.hi;
   }
 }
 
@@ -177,30 +139,31 @@ inline void arrange(turns *t, const token_angles *from, const int slot) {
 #define SWAP_16 s1032547698badcfe
 inline reals swapped(const reals v) { return v.PASTE(SWAP_, W); }
 
+// First and second elements of W pairs, turned; and W / 2 pairs of neighbours.
+inline reals first_turned(const reals a, const reals b, const turn t) { return a * t.c - b * t.s; }
+inline reals second_turned(const reals a, const reals b, const turn t) { return a * t.s + b * t.c; }
+inline reals neighbours_turned(const reals v, const turn t) { return v * t.c + swapped(v) * t.s; }
+
 // A round: the first elements of 2 * W pairs and the second ones, or W pairs of neighbours (in `first`).
 typedef struct {
   pair_of_vectors first, second;
 } round_of_pairs;
 
-inline round_of_pairs rotate(__global const element *x, const turns *t, const int slot) {
-  const int i = first_pair(slot), k = slot / W, side = FULL_TABLES;
+inline round_of_pairs rotate(__global const element *x, const turns *all, const int slot) {
+  const int i = first_pair(slot), k = slot / W;
+  const turn *t = all->at[0] + k, *t2 = all->at[FULL_TABLES] + k; // of first elements, and of second ones
   round_of_pairs r;
   if (!NEIGHBOURS) {
     const pair_of_vectors v = load(x + i), w = load(x + PAIRS + i);
-    r.first.a = v.a * t->c[0][k] - w.a * t->s[0][k];
-    r.first.b = v.b * t->c[0][k + 1] - w.b * t->s[0][k + 1];
-    r.second.a = v.a * t->s[side][k] + w.a * t->c[side][k];
-    r.second.b = v.b * t->s[side][k + 1] + w.b * t->c[side][k + 1];
+    r.first = (pair_of_vectors){first_turned(v.a, w.a, t[0]), first_turned(v.b, w.b, t[1])};
+    r.second = (pair_of_vectors){second_turned(v.a, w.a, t2[0]), second_turned(v.b, w.b, t2[1])};
     return r;
   }
   const pair_of_vectors v = load(x + 2 * i);
-  if (PACKED) {
-    r.first.a = v.a * t->c[0][k] - v.b * t->s[0][k];
-    r.first.b = v.a * t->s[side][k] + v.b * t->c[side][k];
-  } else {
-    r.first.a = v.a * t->c[0][2 * k] + swapped(v.a) * t->s[0][2 * k];
-    r.first.b = v.b * t->c[0][2 * k + 1] + swapped(v.b) * t->s[0][2 * k + 1];
-  }
+  if (PACKED)
+    r.first = (pair_of_vectors){first_turned(v.a, v.b, t[0]), second_turned(v.a, v.b, t2[0])};
+  else
+    r.first = (pair_of_vectors){neighbours_turned(v.a, t[k]), neighbours_turned(v.b, t[k + 1])};
   return r;
 }
 
@@ -211,20 +174,19 @@ inline void keep(__global element *y, const round_of_pairs r, const int slot, co
     store(r.second, y + PAIRS + i, streamed);
 }
 
-// How many elements ahead of a head memory is prefetched: into the second level, and from there into the first. In two
-// steps, because the buffers that fill the first level are few.
+// How many elements ahead of a head memory is prefetched: whole heads, of about so many bytes.
+inline long whole_heads(const long bytes, const long step) {
+  const long size = step * (long)sizeof(element);
+  return PREFETCH == 0 || size <= 0 ? 0 : (bytes < size ? 1 : bytes / size) * step;
+}
+// Into the second level, and from there, half as far ahead, into the first, because the buffers that fill it are few.
+// Where only windows are read, the processor itself hardly prefetches, and a distance holds fewer lines.
 typedef struct {
   long far, near;
 } distances;
-
-inline long whole_heads(const long bytes, const long step) {
-  const long size = step * (long)sizeof(element);
-  return size <= 0 ? 0 : (bytes < size ? 1 : bytes / size) * step;
-}
-inline distances whole_heads_ahead(const long step) {
-  // Where only windows are read, the processor itself hardly prefetches, and a distance holds fewer lines.
+inline distances distances_of(const long step) {
   const long bytes = WINDOWS_ONLY ? (PREFETCH_NTA ? 2 : 3) * PREFETCH : PREFETCH;
-  return (distances){PREFETCH ? whole_heads(bytes, step) : 0, PREFETCH ? whole_heads(bytes / 2, step) : 0};
+  return (distances){whole_heads(bytes, step), whole_heads(bytes / 2, step)};
 }
 
 #if PREFETCH
@@ -245,20 +207,6 @@ inline void prefetch_lines(__global const element *p, const int length, const di
     prefetch_line(p + k, ahead);
   if (WINDOWS_ONLY) // a window may end in a line that no multiple of 64 bytes is in
     prefetch_line(p + length - 1, ahead);
-}
-// While a token's angles are computed no head asks for memory, so this does, a part with each round: what has come into
-// the second level goes on into the first, or, with non-temporal stores, what comes after it comes into the second.
-inline void prefetch_meanwhile(__global const element *head, const int slot) {
-  const int lines = (PREFETCH / 128 + SLOTS / ROUND - 1) / (SLOTS / ROUND), first = slot / ROUND * lines;
-  __global const element *p = head + (PREFETCH_NTA + NONTEMPORAL > 0 ? PREFETCH : PREFETCH / 2) / (int)sizeof(element);
-  UNROLL for (int k = first; k < first + lines; ++k) {
-    if (PREFETCH_NTA)
-      FETCH(p + k * LINE, 0, 0);
-    else if (NONTEMPORAL)
-      FETCH(p + k * LINE, 0, 2);
-    else
-      FETCH(p + k * LINE, 0, 3);
-  }
 }
 
 // Copies bits, so that NaN payloads and subnormals pass untouched: by lines where any place will do.
@@ -311,12 +259,15 @@ inline void rotate_head(__global const element *x, __global element *y, const tu
   }
 }
 
-__kernel void rope_rotate_rows(__global const element *x, const long x_offset, const long x_batch, const long x_token,
-                               const long x_head, __global element *y, const long y_offset, const long y_batch,
-                               const long y_token, const long y_head, const int heads, __global const element *x2,
-                               const long x2_offset, const long x2_batch, const long x2_token, const long x2_head,
-                               __global element *y2, const long y2_offset, const long y2_batch, const long y2_token,
-                               const long y2_head, const int heads2, ANGLES, const long row_stride, const int tokens,
+inline void rotate_heads(__global const element *x, const long x_head, __global element *y, const long y_head,
+                         const int first, const int last, const turns *t) {
+  const distances ahead = distances_of(x_head);
+  for (int head = first; head < last; ++head)
+    rotate_head(x + head * x_head, y + head * y_head, t, ahead);
+}
+
+__kernel void rope_rotate_rows(TENSOR(const element, x), TENSOR(element, y), const int heads, TENSOR(const element, x2),
+                               TENSOR(element, y2), const int heads2, ANGLES, const long row_stride, const int tokens,
                                const int tokens_per_item, const int heads_per_item, const real direction) {
   // 1. Which tokens and heads this work-item rotates, and where each tensor's batch begins.
   const long batch = (long)get_global_id(2);
@@ -331,14 +282,10 @@ __kernel void rope_rotate_rows(__global const element *x, const long x_offset, c
 
   for (int token = first_token; token < last_token; ++token) {
     // 2. The token's cos and sin.
-    __global const element *from = x + token * x_token + first * x_head;
     const token_angles source = ANGLES_OF(batch * row_stride + token);
     turns t;
-    UNROLL for (int slot = 0; slot < SLOTS; slot += ROUND) {
-      if (FUSED & (WINDOWS_ONLY == 0) & (x_head == HEAD_DIM))
-        prefetch_meanwhile(from, slot);
+    UNROLL for (int slot = 0; slot < SLOTS; slot += ROUND)
       arrange(&t, &source, slot);
-    }
 #if !FUSED
     // Those of the next token are read at once, so that all its heads would wait for them.
     UNROLL for (int i = 0; i < PAIRS; i += 64 / (int)sizeof(real)) {
@@ -347,22 +294,9 @@ __kernel void rope_rotate_rows(__global const element *x, const long x_offset, c
     }
 #endif
 
-    // 3. The heads: first what this work-item has of the first tensor's, then of the second's.
-    int head = first, stop = last < heads ? last : heads;
-    long x_step = x_head, y_step = y_head;
-    distances ahead = whole_heads_ahead(x_head);
-    __global element *to = y + token * y_token + first * y_head;
-    for (int tensor = 0; tensor < 2; ++tensor) {
-      for (; head < stop; ++head, from += x_step, to += y_step)
-        rotate_head(from, to, &t, ahead);
-      if (last <= heads)
-        break;
-      head = (first < heads ? heads : first) - heads;
-      stop = last - heads;
-      x_step = x2_head, y_step = y2_head;
-      ahead = whole_heads_ahead(x2_head);
-      from = x2 + token * x2_token + head * x_step;
-      to = y2 + token * y2_token + head * y_step;
-    }
+    // 3. The heads: the first tensor's, then the second's.
+    rotate_heads(x + token * x_token, x_head, y + token * y_token, y_head, first, min(last, heads), &t);
+    rotate_heads(x2 + token * x2_token, x2_head, y2 + token * y2_token, y2_head, max(first - heads, 0), last - heads,
+                 &t);
   }
 }

@@ -10,9 +10,7 @@
 #include "storage.clh"
 #include "angles.clh"
 
-__kernel void rope_rotate_strided(__global const element *x, const long x_offset, const long x_batch,
-                                  const long x_token, const long x_head, const long x_element, __global element *y,
-                                  const long y_offset, const long y_batch, const long y_token, const long y_head,
+__kernel void rope_rotate_strided(TENSOR(const element, x), const long x_element, TENSOR(element, y),
                                   const long y_element, ANGLES, const long row_stride, const int tokens,
                                   const int pairs, const int window, const real direction, const int x_step,
                                   const int x_distance, const int y_step, const int y_distance, const int slots,

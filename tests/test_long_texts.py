@@ -27,7 +27,7 @@ BEHIND_KERNEL = {
 LOAD_KERNEL = """\
 import pathlib, sys
 from clrope import BuildError, ConfigError
-from clrope.kernels.binaries import includes_files
+from clrope.kernels.build import includes_files
 from clrope.lab.included import included_files
 from clrope.lab.lab_kernel import load_file
 MOST = (4 << 20) - 300

@@ -91,7 +91,7 @@ def test_every_variant(
     """Vectors of every length, also those that are not chosen here, have the same bits."""
     number = VARIANTS.index(parameters)
     variant = Variant(norm_rows.KERNEL, **parameters)
-    monkeypatch.setattr(call, "select_with_norm", lambda device, problem, nbytes, preferred: variant.fit(problem))
+    monkeypatch.setattr(call, "select", lambda device, problem, nbytes, preferred: variant.fit(problem))
     # A configuration of its own, so that no call that was made for another variant is used.
     config = RopeConfig(("normal", "neox")[number // 2 % 2], 64, n_offs=16, attn_factor=1 + (number + 1) / 64)
     x = drawn(rng, ("f32", "bf16")[number % 2] if parameters["store"] == "plain" else "f32", 1, 5, 20, 96)

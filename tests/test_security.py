@@ -58,7 +58,7 @@ def test_the_check_finds(text: str) -> None:
 
 
 def test_programs_are_built_in_one_place() -> None:
-    """`build` takes sources, `binaries` what it kept, `probe` its own kernels."""
+    """`build` takes sources and what it kept, `probe` its own kernels."""
     calls = {
         path.relative_to(ROOT).as_posix(): [
             ast.unparse(node.func).split(".")[-1]
@@ -68,7 +68,7 @@ def test_programs_are_built_in_one_place() -> None:
         for path in FILES
     }
     found = {path for path, names in calls.items() if {"Program", "create_program_with_source"} & set(names)}
-    assert found == {"kernels/build.py", "kernels/binaries.py", "device/probe.py"}
+    assert found == {"kernels/build.py", "device/probe.py"}
 
 
 def test_every_promise_names_a_test() -> None:

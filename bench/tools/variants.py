@@ -75,8 +75,7 @@ def compare_variants(
     `ConfigError` if nothing is wanted, or for a folder without kernels or a workload that rebinds them at every call,
     `WrongResultError` for a wrong result.
     """
-    pairing: Pairing = "normal" if workload.mode == "normal" else "neox"
-    some = [variant for variant in candidates(device.kind, workload.dtype, pairing) if wanted(variant)]
+    some = [variant for variant in candidates(device.kind, workload.dtype) if wanted(variant)]
     for folder in folders:
         if not has_kernels(folder):
             raise ConfigError(f"folders: got {folder}, which lacks kernels")
@@ -93,7 +92,7 @@ def compare_variants(
         if text is not None:
             # The chosen variant is the first in `ours`.
             own = variant or Variant.from_dict(next(iter(ours.values())).details["variants"][0])
-            variant = own.from_folder(text)
+            variant = own.changed(folder=text)
         made = on_device(sets, bench.profiled, validate, "device", variant)
         name = " + ".join(str(Variant.from_dict(d)) for d in made.details["variants"])
         name += f" from {text}" if text else ""

@@ -20,7 +20,6 @@ from ..kernels.variant import Variant
 from ..layout import TensorView
 from ..norm import Norm, NormForm
 from ..select.choice import select
-from ..select.norm_choice import select_with_norm
 from .chunks import Chunk, chunks_that_fit
 from .events import pending, wait_on_host
 from .memory import Access
@@ -204,8 +203,7 @@ class Call:
             self.source.form(self.form, real_of(x.dtype)), chunk.row_stride, alignments[0], alignments[1],
             part.norm,
         )  # fmt: skip
-        choose = select if part.norm is None else select_with_norm
-        return Step(number, chunk, problem, choose(self.state.runtime.info, problem, nbytes, preferred))
+        return Step(number, chunk, problem, select(self.state.runtime.info, problem, nbytes, preferred))
 
     def _tables(self) -> list[FilledTable]:
         runtime = self.state.runtime

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from ..arrays import Operand
@@ -13,8 +12,7 @@ from ..kernels.problem import PairLayout, Problem, SlotForm
 from ..kernels.variant import Variant
 from ..layout import Shape4
 from ..norm import NormForm
-from ..select.choice import select
-from ..select.norm_choice import with_wide_vectors
+from ..select.choice import like_rotation
 from .call import Call, Step, TensorPart
 from .chunks import Chunk
 from .memory import Access
@@ -124,13 +122,8 @@ def _problem(part: TensorPart, source: ConfigAngles, form: PositionForm, shape: 
 
 def _vectors(state: QueueState, first: Problem, nbytes: int, others: Sequence[Problem]) -> Variant | None:
     """Return how `cache_rows` rotates the first and second problem and copies the third; None if it cannot."""
-    info = state.runtime.info
-    parameters = select(info, replace(first, norm=None, slots=None), nbytes).parameters
-    if first.norm is not None:
-        parameters = with_wide_vectors(info, first, parameters)
     kernel = cache_rows.KERNEL
-    known = {p.name: parameters[p.name] for p in kernel.parameters if p.name in parameters}
-    for tried in kernel.order(Variant(kernel, **known).parameters):
+    for tried in kernel.order(like_rotation(state.runtime.info, first, nbytes, kernel).parameters):
         plain = {**tried, "store": "plain"}
         rotated = [kernel.supports(first, tried), *(kernel.supports(k, plain) for k in others[:1])]
         if not any([*rotated, *(cache_rows.copies(v, tried) for v in others[1:])]):

@@ -20,8 +20,7 @@ from ..device import DeviceInfo, device
 from ..device.discovery import FORKED, check_fork
 from ..environ import variable
 from ..errors import DeviceError
-from ..kernels.binaries import includes_files
-from ..kernels.build import build
+from ..kernels.build import build, includes_files
 from ..kernels.launch import LaunchSpec
 from ..norm import Norm
 from .events import all_ended, complete, launch_error, out_of_memory

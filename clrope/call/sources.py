@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ..angles import angle_table
 from ..config import RopeConfig
 from ..errors import ShapeError, UnsupportedError
-from ..kernels import cos_sin, cos_sin_ggml, gather
+from ..kernels import table_kernels
 from ..kernels.launch import BoundRows, LaunchSpec
 from ..kernels.problem import AngleForm
 from ..layout import TensorView
@@ -190,10 +190,10 @@ class ConfigAngles:
         table, angles = angle_table(self.config), self.form(form, real)
         if self.config.angles == "ggml":
             g = table.ggml
-            return cos_sin_ggml.spec(
+            return table_kernels.ggml_tables(
                 table.pairs, count, real, angles, info, g.theta_scale, g.freq_scale, g.magnitude, g.yarn
             )
-        return cos_sin.spec(table.pairs, count, real, angles, info)
+        return table_kernels.exact_tables(table.pairs, count, real, angles, info)
 
     def table_arguments(self, runtime: Runtime, rows: slice, real: Real) -> dict[str, Any]:
         """Return the arguments of that launch that do not depend on positions."""
@@ -263,7 +263,7 @@ class CallerTables:
 
     def table_spec(self, count: int, rows: slice, form: PositionForm, real: Real, info: DeviceInfo) -> LaunchSpec:
         """Return the launch that fills tables of so many rows."""
-        return gather.spec(self.width, count, self.sides[0].dtype, real, info)
+        return table_kernels.gathered_tables(self.width, count, self.sides[0].dtype, real, info)
 
     def part(self, number: int, rows: slice) -> TensorView:
         """Return what a chunk's rows need of cos (0) or sin (1)."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, shown
@@ -12,7 +13,7 @@ from ..errors import ConfigError, shown
 if TYPE_CHECKING:
     from ..config import RopeConfig
     from .launch import LaunchSpec
-    from .problem import Pairing, Problem
+    from .problem import Problem
 
 Parameters = Mapping[str, Any]
 
@@ -21,38 +22,25 @@ Parameters = Mapping[str, Any]
 class Parameter:
     """One choice in how a kernel is built or launched. It never changes a bit of the result.
 
-    values:   those allowed; None: the whole numbers from 0 to `most`, by default the longest axis.
+    values:   those allowed.
     compiled: whether it changes the program; otherwise only how the work is divided.
     """
 
     name: str
     default: Any
     help: str
-    values: tuple[Any, ...] | None = None
+    values: tuple[Any, ...]
     compiled: bool = True
-    most: int = 1 << 30
 
     @property
     def allowed(self) -> str:
         """What is allowed, in words."""
-        return f"0 to {self.most}" if self.values is None else ", ".join(map(str, self.values))
+        return ", ".join(map(str, self.values))
 
     def check(self, value: Any) -> None:
         """Raise `ConfigError` for a value that is not allowed."""
-        if self.values is None:
-            fits = type(value) is int and 0 <= value <= self.most
-        else:
-            fits = any(type(value) is type(allowed) and value == allowed for allowed in self.values)
-        if not fits:
+        if not any(type(value) is type(allowed) and value == allowed for allowed in self.values):
             raise ConfigError(f"{self.name}: got {shown(value)}, allowed are {self.allowed}")
-
-
-def _only_these(p: Parameters) -> Iterator[Parameters]:
-    yield p
-
-
-def _nothing_to_try(kind: str, dtype: str, pairing: Pairing) -> list[dict[str, Any]]:
-    return []
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,13 +49,12 @@ class Kernel:
 
     file:     the program under `kernels/` that it is built from.
     supports: (problem, parameters) -> None, or why it cannot be launched with these parameters.
-    order:    (parameters) -> these, then others to try in their place: the first that supports a problem is used.
-              Default: only these.
-    spec:     (problem, variant, device, *others) -> the launch; others: with `takes_second` another tensor with the
+    spec:     (problem, parameters, device, *others) -> the launch; others: with `takes_second` another tensor with the
               same batches, tokens and pairs, whose heads the launch rotates too.
-    search:   (device kind, dtype, pairing) -> parameters that tuning tries, simplest first; of equally fast ones the
-              first is taken. Default: nothing.
-    words:    (parameters) -> a short name.
+    fallbacks: values that support the most problems, of parameters that some problems do not allow; see `order`.
+    search:   (device kind, dtype) -> parameters that tuning tries, simplest first; of equally fast ones the first is
+              taken. Default: the defaults alone.
+    words:    (parameters) -> a short name; None: the kernel's own.
     angles:   where cos and sin come from, if no parameter `angles` says so: 'cached' tables, or 'positions', from which
               the kernel computes them in its own way.
     needs_copies: it takes contiguous tensors at the beginning of a buffer only: host arrays are copied to such buffers.
@@ -82,9 +69,9 @@ class Kernel:
     file: str
     supports: Callable[[Problem, Parameters], str | None]
     spec: Callable[..., LaunchSpec]
-    words: Callable[[Parameters], str]
-    order: Callable[[Parameters], Iterator[Parameters]] = _only_these
-    search: Callable[[str, str, Pairing], list[dict[str, Any]]] = _nothing_to_try
+    words: Callable[[Parameters], str] | None = None
+    fallbacks: Mapping[str, Any] = field(default_factory=dict)
+    search: Callable[[str, str], list[dict[str, Any]]] = lambda kind, dtype: [{}]
     takes_second: bool = False
     angles: str = "cached"
     needs_copies: bool = False
@@ -94,6 +81,17 @@ class Kernel:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.maker or (pkgutil.resolve_name, (f"{__package__}.{self.name}:KERNEL",))
+
+    def order(self, p: Parameters) -> Iterator[Parameters]:
+        """Yield these parameters, then what comes nearest to them: the first that supports a problem is used.
+
+        Of vectors also all shorter ones: shorter non-temporal stores are still better than long plain ones.
+        """
+        choices: dict[str, tuple[Any, ...]] = {name: (p[name], last) for name, last in self.fallbacks.items()}
+        if "width" in p:
+            choices["width"] = tuple(width for width in (16, 8, 4, 2) if width <= p["width"])
+        for values in product(*map(dict.fromkeys, choices.values())):
+            yield {**p, **dict(zip(choices, values, strict=True))}
 
 
 def vectors_unsupported(problem: Problem, p: Parameters) -> str | None:

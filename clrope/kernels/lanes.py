@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..layout import Shape4
 from .kernel import Kernel, Parameter, Parameters, vectors_unsupported
-from .launch import LaunchSpec, vector_arguments
-from .problem import Pairing, Problem
-from .source import storage_options
+from .launch import LaunchSpec, head_arguments, head_options
+from .problem import Problem
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
-    from .variant import Variant
 
-FILE = "lanes.cl"
 #: Bytes that a work-item loads or stores at once: the longest that GPUs have.
 RUN_BYTES = 16
 #: Work-items of a group, about: a multiple of what the device runs in step.
@@ -47,17 +41,8 @@ def supports(problem: Problem, p: Parameters) -> str | None:
     for elements in (run, 0 if problem.in_place else pairs.rest):
         if elements * size % RUN_BYTES:
             return f"{elements} elements of a head are no whole number of vectors of 16 bytes"
-    alignment = min(
-        problem.vector_alignment(problem.x_strides, problem.x_alignment),
-        problem.vector_alignment(problem.y_strides, problem.y_alignment),
-    )
+    alignment = min(problem.vector_alignments)
     return f"vectors of 16 bytes, the tensors are aligned to {alignment}" if alignment < RUN_BYTES else None
-
-
-def order(p: Parameters) -> Iterator[Parameters]:
-    """Yield these parameters, then with tables: the first that supports a problem is used."""
-    yield p
-    yield {**p, "angles": "cached"}
 
 
 def lanes_of_head(problem: Problem) -> int:
@@ -71,54 +56,35 @@ def _last_place(shape: Shape4, strides: Shape4) -> int:
     return sum(abs(stride) * (length - 1) for stride, length in zip(strides, shape, strict=True))
 
 
-def options(problem: Problem, p: Parameters, index: str) -> tuple[str, ...]:
-    """Return the compiler's options."""
-    pairs, angles, fused = problem.pairs, problem.angles, p["angles"] == "fused"
-    run = RUN_BYTES // problem.itemsize
-    numbers = {
-        "PAIRS": pairs.pairs, "HEAD_DIM": pairs.head_dim, "WINDOW": pairs.window,
-        "NEIGHBOURS": pairs.pairing == "normal", "COPY_REST": bool(pairs.rest and not problem.in_place),
-        "FUSED": fused, "FULL_TABLES": angles.full_tables, "RUN": run,
-    }  # fmt: skip
-    width = run // 2 if pairs.pairing == "normal" else run
-    out = [*storage_options(problem.dtype, width), *(f"-D{name}={int(n)}" for name, n in numbers.items())]
-    out.append(f"-DINDEX={index}")
-    if fused:
-        # Steps of 64 bits are not enough for double.
-        out += replace(angles, wide=angles.wide or problem.dtype == "f64").options
-    return tuple(out)
-
-
-def spec(problem: Problem, variant: Variant, device: DeviceInfo, second: Problem | None = None) -> LaunchSpec:
+def spec(problem: Problem, p: Parameters, device: DeviceInfo, second: Problem | None = None) -> LaunchSpec:
     """Return the launch; second: another tensor with the same batches, tokens and pairs, rotated by it, too."""
-    multiple = device.group_multiple
+    multiple, pairs = device.group_multiple, problem.pairs
     local = min(max(multiple, _GROUP // multiple * multiple), device.max_work_group_size or _GROUP)
-    return _spec(problem, variant, local, multiple, second)
-
-
-@lru_cache(maxsize=512)
-def _spec(problem: Problem, variant: Variant, local: int, multiple: int, second: Problem | None) -> LaunchSpec:
-    p = variant.parameters
     batches, tokens, heads, _ = problem.shape
-    heads2 = 0 if second is None else second.shape[2]
+    heads += 0 if second is None else second.shape[2]
     lanes = lanes_of_head(problem)
     # As many heads side by side as work-items in step have lanes for.
-    groups = max(-(-(heads + heads2) // p["heads_per_item"]), min(heads + heads2, -(-multiple // lanes)))
+    groups = max(-(-heads // p["heads_per_item"]), min(heads, -(-multiple // lanes)))
     items = -(-tokens * groups * lanes // local) * local
     both = (problem,) if second is None else (problem, second)
     last = max(_last_place(one.shape, strides) for one in both for strides in (one.x_strides, one.y_strides))
-    i32, real = np.int32, np.float64 if problem.dtype == "f64" else np.float32
-    arguments: tuple[tuple[str, Any], ...] = (
-        *vector_arguments(problem, second, p["angles"]), ("groups", i32(groups)),
-        ("direction", real(1 if problem.forward else -1)),
+    run = RUN_BYTES // problem.itemsize
+    options = head_options(
+        problem, p, run // 2 if pairs.pairing == "normal" else run, COPY_REST=bool(pairs.rest and not problem.in_place),
+        FULL_TABLES=problem.angles.full_tables, RUN=run,
     )  # fmt: skip
+    index = "int" if max(last, items) < 1 << 31 else "long"
+    arguments = (
+        *head_arguments(problem, second, p["angles"]),
+        ("groups", np.int32(groups)),
+        ("direction", problem.direction),
+    )
     return LaunchSpec(
-        FILE, "rope_rotate_lanes", options(problem, p, "int" if max(last, items) < 1 << 31 else "long"),
-        (items, batches), (local, 1), arguments, variant.text(FILE),
-    )  # fmt: skip
+        "lanes.cl", "rope_rotate_lanes", (*options, f"-DINDEX={index}"), (items, batches), (local, 1), arguments
+    )
 
 
-def search(kind: str, dtype: str, pairing: Pairing) -> list[dict[str, Any]]:
+def search(kind: str, dtype: str) -> list[dict[str, Any]]:
     """Return what tuning tries."""
     if kind == "cpu":
         return [{}]
@@ -130,4 +96,7 @@ def words(p: Parameters) -> str:
     return f"lanes {p['angles']} heads<={p['heads_per_item']}"
 
 
-KERNEL = Kernel("lanes", __doc__ or "", PARAMETERS, FILE, supports, spec, words, order, search, takes_second=True)
+KERNEL = Kernel(
+    "lanes", __doc__ or "", PARAMETERS, "lanes.cl", supports, spec, words, {"angles": "cached"}, search,
+    takes_second=True,
+)  # fmt: skip

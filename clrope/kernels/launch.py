@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ShapeError
+from .kernel import Parameters
 from .problem import Problem
-from .source import kernel_source
+from .source import kernel_source, storage_options
 
 if TYPE_CHECKING:
     import pyopencl
@@ -52,15 +53,8 @@ class ConstantBytes:
     buffer: bool
 
 
-class NoBuffer:
-    """The type of `NO_BUFFER`."""
-
-    def __repr__(self) -> str:
-        return "NO_BUFFER"
-
-
 #: The value of a memory argument that this launch does not use: a null pointer.
-NO_BUFFER = NoBuffer()
+NO_BUFFER = ConstantBytes(b"", True)
 #: The bytes of an int64 argument: making a NumPy scalar takes five times as long.
 int64_bytes = Struct("=q").pack
 
@@ -111,37 +105,29 @@ class Launch:
         self.kernel = cl.Kernel(program, spec.function)
         self._enqueue = cl.enqueue_nd_range_kernel
         self._index: dict[str, list[int]] = {}
-        for k, (name, _) in enumerate(spec.arguments):
-            self._index.setdefault(name, []).append(k)
-        self._constants: list[Any] = []
+        self._constants: list[Any] = []  # a kernel does not keep its arguments alive
         # The public way tries what a number might be, 9 us each.
         self.set_number: Callable[[int, Any], None] = getattr(self.kernel, "_set_arg_buf", self.kernel.set_arg)
-        for k, (_, value) in enumerate(spec.arguments):
+        for k, (name, value) in enumerate(spec.arguments):
+            self._index.setdefault(name, []).append(k)
             if isinstance(value, LocalBytes):
                 self.kernel.set_arg(k, cl.LocalMemory(value.size))  # type: ignore[arg-type]
             elif value is NO_BUFFER:
                 # `set_arg(k, None)` is a TypeError in PyOpenCL 2024.2 to 2026.1.2.
                 self.kernel._set_arg_null(k)  # type: ignore[attr-defined]
             elif isinstance(value, ConstantBytes):
-                self._set_bytes(k, value)
+                constant: Any = np.frombuffer(value.data, np.uint8)
+                if value.buffer:
+                    flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
+                    constant = cl.Buffer(self.kernel.context, flags, hostbuf=constant)
+                self._constants.append(constant)
+                self.kernel.set_arg(k, constant)
             elif not _is_bound(value):
                 self.set_number(k, value)
 
-    def _set_bytes(self, k: int, value: ConstantBytes) -> None:
-        import pyopencl as cl
-
-        if not value.buffer:
-            self.kernel.set_arg(k, np.frombuffer(value.data, np.uint8))
-            return
-        flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
-        made = cl.Buffer(self.kernel.context, flags, hostbuf=np.frombuffer(value.data, np.uint8))
-        self._constants.append(made)  # a kernel does not keep its arguments alive
-        self.kernel.set_arg(k, made)
-
     def index(self, name: str) -> int | None:
         """Return the number of an argument, None if this kernel has none of that name."""
-        found = self._index.get(name)
-        return found[0] if found else None
+        return next(iter(self.indices(name)), None)
 
     def indices(self, name: str) -> list[int]:
         """Return the numbers of all arguments of a name."""
@@ -191,21 +177,37 @@ def tensor_arguments(name: str, strides: Sequence[int] | None) -> tuple[tuple[st
     a null pointer; on Intel's runtime each buffer makes a launch 0.2 to 0.3 us longer.
     """
     axes = ("batch", "token", "head", "element")
-    if strides is None:
-        names = (f"{name}_{axis}" for axis in ("offset", *axes[:3]))
-        return ((name, NO_BUFFER), *((other, np.int64(0)) for other in names))
-    numbers = ((f"{name}_{axis}", np.int64(stride)) for axis, stride in zip(axes, strides, strict=False))
-    return ((name, None), (f"{name}_offset", None), *numbers)
+    numbers = zip(axes, (0, 0, 0) if strides is None else strides, strict=False)
+    memory, offset = (None, None) if strides is not None else (NO_BUFFER, np.int64(0))
+    strides_by_name = ((f"{name}_{axis}", np.int64(stride)) for axis, stride in numbers)
+    return ((name, memory), (f"{name}_offset", offset), *strides_by_name)
 
 
-def vector_arguments(first: Problem, second: Problem | None, angles: str) -> tuple[tuple[str, Any], ...]:
-    """Return the arguments with which kernels begin that rotate contiguous heads of one or two tensors."""
-    heads2 = 0 if second is None else second.shape[2]
+def head_options(problem: Problem, p: Parameters, width: int, **numbers: Any) -> tuple[str, ...]:
+    """Return the compiler's options of kernels that rotate contiguous heads by vectors; numbers: further ones."""
+    pairs, fused = problem.pairs, p.get("angles") == "fused"
+    numbers = {
+        "PAIRS": pairs.pairs, "HEAD_DIM": pairs.head_dim, "WINDOW": pairs.window,
+        "NEIGHBOURS": pairs.pairing == "normal", "FUSED": fused, **numbers,
+    }  # fmt: skip
+    clang = ["-DCLANG_VECTORS"] if p.get("access") == "clang" else []
+    angles = problem.angles.options(problem.dtype) if fused else ()
     return (
-        *tensor_arguments("x", first.x_strides[:3]), *tensor_arguments("y", first.y_strides[:3]),
-        ("heads", np.int32(first.shape[2])),
-        *tensor_arguments("x2", None if second is None else second.x_strides[:3]),
-        *tensor_arguments("y2", None if second is None else second.y_strides[:3]), ("heads2", np.int32(heads2)),
+        *storage_options(problem.dtype, width), *(f"-D{name}={int(n)}" for name, n in numbers.items()), *clang, *angles
+    )  # fmt: skip
+
+
+def head_tensors(suffix: str, problem: Problem | None) -> tuple[tuple[str, Any], ...]:
+    """Return the arguments of a tensor with contiguous heads: input, output, and their number. None: no tensor."""
+    x, y = (None, None) if problem is None else (problem.x_strides[:3], problem.y_strides[:3])
+    heads = np.int32(0 if problem is None else problem.shape[2])
+    return (*tensor_arguments(f"x{suffix}", x), *tensor_arguments(f"y{suffix}", y), (f"heads{suffix}", heads))
+
+
+def head_arguments(first: Problem, second: Problem | None, angles: str) -> tuple[tuple[str, Any], ...]:
+    """Return the arguments with which kernels begin that rotate contiguous heads of one or two tensors."""
+    return (
+        *head_tensors("", first), *head_tensors("2", second),
         *(FUSED_ANGLES if angles == "fused" else table_arguments(first)),
         ("row_stride", np.int64(first.row_stride)), ("tokens", np.int32(first.shape[1])),
     )  # fmt: skip

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .division import MOST_ROUNDS
 from .kernel import Kernel, Parameters
-from .launch import LaunchSpec, local_size_for, tensor_arguments
+from .launch import LaunchSpec, head_options, local_size_for, tensor_arguments
 from .norm_rows import NO_NORM, norm_arguments, norm_options
 from .problem import Problem
-from .source import storage_options
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
-    from .variant import Variant
-
-FILE = "norm_strided.cl"
 
 
 def supports(problem: Problem, p: Parameters) -> str | None:
@@ -32,38 +27,21 @@ def supports(problem: Problem, p: Parameters) -> str | None:
     return None
 
 
-def spec(problem: Problem, variant: Variant, device: DeviceInfo) -> LaunchSpec:
+def spec(problem: Problem, p: Parameters, device: DeviceInfo) -> LaunchSpec:
     """Return the launch."""
-    return _spec(problem, device.kind)
-
-
-@lru_cache(maxsize=512)
-def _spec(problem: Problem, kind: str) -> LaunchSpec:
-    pairs, norm = problem.pairs, problem.norm
-    assert norm is not None
+    assert problem.norm is not None
     batches, tokens, heads, _ = problem.shape
-    per_item = heads if norm.over == "heads" else 1
-    i32, i64, real = np.int32, np.int64, np.float64 if problem.dtype == "f64" else np.float32
-    numbers = {
-        "PAIRS": pairs.pairs, "HEAD_DIM": pairs.head_dim, "WINDOW": pairs.window,
-        "NEIGHBOURS": int(pairs.pairing == "normal"),
-    }  # fmt: skip
-    options = [*storage_options(problem.dtype), *(f"-D{name}={n}" for name, n in numbers.items()), *norm_options(norm)]
+    per_item = heads if problem.norm.over == "heads" else 1
+    i32 = np.int32
     arguments: tuple[tuple[str, Any], ...] = (
         *tensor_arguments("x", problem.x_strides), *tensor_arguments("y", problem.y_strides), ("heads", i32(heads)),
-        ("cosine", None), ("sine", None), ("row_stride", i64(problem.row_stride)), ("tokens", i32(tokens)),
-        ("heads_per_item", i32(per_item)), ("direction", real(1 if problem.forward else -1)),
-        *norm_arguments(problem, problem.dtype),
+        ("cosine", None), ("sine", None), ("row_stride", np.int64(problem.row_stride)), ("tokens", i32(tokens)),
+        ("heads_per_item", i32(per_item)), ("direction", problem.direction), *norm_arguments(problem),
     )  # fmt: skip
     return LaunchSpec(
-        FILE, "rope_norm_strided", tuple(options), (-(-heads // per_item), batches * tokens), local_size_for(kind, 2),
-        arguments,
+        "norm_strided.cl", "rope_norm_strided", head_options(problem, p, 1, **norm_options(problem.norm)),
+        (-(-heads // per_item), batches * tokens), local_size_for(device.kind, 2), arguments,
     )  # fmt: skip
 
 
-def words(p: Parameters) -> str:
-    """Return a short name."""
-    return "norm_strided"
-
-
-KERNEL = Kernel("norm_strided", __doc__ or "", (), FILE, supports, spec, words)
+KERNEL = Kernel("norm_strided", __doc__ or "", (), "norm_strided.cl", supports, spec)

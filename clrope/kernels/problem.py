@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import gcd
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from ..config import RopeConfig
 from ..layout import DTYPES, Shape4, TensorView
@@ -17,41 +19,29 @@ BUFFER_ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class PairLayout:
-    """Which two elements of a head form a pair.
-
-    Pair i of the input is (window + i * step, that + distance); the output has two numbers of its own.
-    """
+    """Which two elements of a head form a pair: from element `window` on, in the input and in the output."""
 
     pairs: int
     window: int
     head_dim: int
-    step: int
-    distance: int
-    out_step: int
-    out_distance: int
+    x_pairing: Pairing
+    y_pairing: Pairing
 
     @classmethod
     def of_config(cls, config: RopeConfig, head_dim: int) -> PairLayout:
         """Return the pairs of a configuration (with n_dims set) in heads of head_dim elements."""
-        pairs = config.n_pairs(head_dim)
-        if config.mode == "normal":
-            return cls(pairs, config.n_offs, head_dim, 2, 1, 2, 1)
-        return cls(pairs, config.n_offs, head_dim, 1, pairs, 1, pairs)
+        pairing: Pairing = "normal" if config.mode == "normal" else "neox"
+        return cls(config.n_pairs(head_dim), config.n_offs, head_dim, pairing, pairing)
 
     @classmethod
     def none(cls, head_dim: int) -> PairLayout:
         """Return no pairs: for a norm without a rotation."""
-        return cls(0, 0, head_dim, 1, 0, 1, 0)
+        return cls(0, 0, head_dim, "neox", "neox")
 
     @property
     def pairing(self) -> Pairing | None:
         """The pairing 'normal' or 'neox'; None if input and output differ, which only 'strided' can do."""
-        steps = (self.step, self.distance, self.out_step, self.out_distance)
-        if steps == (2, 1, 2, 1):
-            return "normal"
-        if steps == (1, self.pairs, 1, self.pairs):
-            return "neox"
-        return None
+        return self.x_pairing if self.x_pairing == self.y_pairing else None
 
     @property
     def rest(self) -> int:
@@ -82,10 +72,10 @@ class AngleForm:
     callers: bool = False
     table_row: int | None = None
 
-    @property
-    def options(self) -> tuple[str, ...]:
-        """Compiler options of `angles.clh`."""
-        flags = (("-DCOUNTING", self.counting), ("-DONE_AXIS", self.one_axis), ("-DWIDE_PHASE", self.wide))
+    def options(self, dtype: str) -> tuple[str, ...]:
+        """Return the compiler options of `angles.clh` for a storage type."""
+        wide = self.wide or dtype == "f64"  # steps of 64 bits are not enough for double
+        flags = (("-DCOUNTING", self.counting), ("-DONE_AXIS", self.one_axis), ("-DWIDE_PHASE", wide))
         return tuple(option for option, wanted in flags if wanted)
 
 
@@ -130,6 +120,11 @@ class Problem:
         return DTYPES[self.dtype].itemsize
 
     @property
+    def direction(self) -> np.floating[Any]:
+        """The argument 1, or -1 for the transpose, in the computing type."""
+        return (np.float64 if self.dtype == "f64" else np.float32)(1 if self.forward else -1)
+
+    @property
     def x(self) -> TensorView:
         """The input, with offset 0."""
         return TensorView(self.shape, self.x_strides, 0, self.dtype)
@@ -144,13 +139,15 @@ class Problem:
         """Bytes of the tensor's elements."""
         return self.x.nbytes
 
-    def vector_alignment(self, strides: Shape4, alignment: int) -> int:
-        """Return the bytes to which every place is aligned at which a run of vectors begins."""
+    @property
+    def vector_alignments(self) -> tuple[int, int]:
+        """The bytes to which every place of input and output is aligned at which a run of vectors begins."""
         pairs = self.pairs
-        places = [step for step, length in zip(strides[:3], self.shape[:3], strict=True) if length > 1]
-        places.append(pairs.window)
-        if pairs.pairing == "neox":
-            places.append(pairs.pairs)
-        if pairs.rest and not self.in_place:
-            places.append(2 * pairs.pairs)
-        return gcd(alignment, *(place * self.itemsize for place in places))
+        inside = [pairs.window, pairs.pairs if pairs.pairing == "neox" else 0]
+        inside.append(2 * pairs.pairs if pairs.rest and not self.in_place else 0)
+
+        def common(strides: Shape4, alignment: int) -> int:
+            steps = (step for step, length in zip(strides[:3], self.shape[:3], strict=True) if length > 1)
+            return gcd(alignment, *(place * self.itemsize for place in (*inside, *steps)))
+
+        return common(self.x_strides, self.x_alignment), common(self.y_strides, self.y_alignment)

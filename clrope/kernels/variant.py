@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, UnsupportedError, shown
 from . import lanes, rows, strided
 from .kernel import Kernel
-from .problem import Pairing, Problem
+from .problem import Problem
 from .source import kernel_source
 
 if TYPE_CHECKING:
@@ -74,47 +75,48 @@ class Variant:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name in self.__dataclass_fields__:  # while it is copied
             raise AttributeError(name)
-        for parameter, value in zip(self.implementation.parameters, self.values, strict=True):
-            if parameter.name == name:
-                return value
+        if name in self.parameters:
+            return self.parameters[name]
         raise AttributeError(f"a variant of kernel {self.kernel!r} has no {name!r}")
 
     def changed(self, **parameters: Any) -> Variant:
-        """Return this variant with other values for some parameters."""
-        return Variant(self.implementation, folder=self.folder, **{**self.parameters, **parameters})
-
-    def from_folder(self, folder: str | os.PathLike[str]) -> Variant:
-        """Return this variant built from the sources in another folder, which understand the same options."""
-        return Variant(self.implementation, folder=folder, **self.parameters)
+        """Return this variant with other values for some parameters, or from another folder."""
+        return Variant(self.implementation, **{"folder": self.folder, **self.parameters, **parameters})
 
     @property
     def compiled(self) -> Variant:
         """This variant with defaults for what changes only how work is divided: one for each program."""
         return self.changed(**{p.name: p.default for p in self.implementation.parameters if not p.compiled})
 
-    def text(self, file: str) -> str | None:
-        """Return the text of a program in the variant's own folder; None for the package's."""
-        return kernel_source(file, Path(self.folder)) if self.folder else None
-
     def unsupported(self, problem: Problem) -> str | None:
         """Return why this variant cannot rotate a problem; None if it can."""
         return self.implementation.supports(problem, self.parameters)
 
-    def fit(self, problem: Problem) -> Variant:
-        """Return the first variant of its kernel's `order` that supports the problem, else the strided one.
-
-        Raises `UnsupportedError` for a kernel that is none of the package's and does not support it.
-        """
+    def nearest(self, problem: Problem) -> Variant | None:
+        """Return the first variant of its kernel's `order` that supports the problem; None if there is none."""
         for parameters in self.implementation.order(self.parameters):
             if self.implementation.supports(problem, parameters) is None:
                 return self.changed(**parameters)
+        return None
+
+    @lru_cache(maxsize=512)  # noqa: B019 - bounded
+    def fit(self, problem: Problem) -> Variant:
+        """Return the nearest variant that supports the problem, else the strided one.
+
+        Raises `UnsupportedError` for a kernel that is none of the package's and does not support it.
+        """
+        nearest = self.nearest(problem)
+        if nearest is not None:
+            return nearest
         if self.implementation is not KERNELS.get(self.kernel):
             raise UnsupportedError(str(self.unsupported(problem)))
         return Variant("strided", folder=self.folder)
 
-    def spec(self, problem: Problem, device: DeviceInfo, *others: Problem) -> LaunchSpec:
+    @lru_cache(maxsize=2048)  # noqa: B019 - bounded
+    def spec(self, problem: Problem, device: DeviceInfo, *others: Problem | None) -> LaunchSpec:
         """Return the launch for a supported problem; see `Kernel.spec`. Calls alike return the same object."""
-        return self.implementation.spec(problem, self, device, *others)
+        spec = self.implementation.spec(problem, self.parameters, device, *others)
+        return replace(spec, source=kernel_source(spec.file, Path(self.folder))) if self.folder else spec
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
@@ -130,7 +132,8 @@ class Variant:
         return cls(**data)
 
     def __str__(self) -> str:
-        text = self.implementation.words(self.parameters)
+        words = self.implementation.words
+        text = self.kernel if words is None else words(self.parameters)
         return f"{text} from {self.folder}" if self.folder else text
 
     def __repr__(self) -> str:
@@ -147,12 +150,12 @@ def check_variant(variant: Any) -> None:
 STRIDED = Variant("strided")
 
 
-def candidates(kind: str, dtype: str, pairing: Pairing) -> list[Variant]:
+def candidates(kind: str, dtype: str) -> list[Variant]:
     """Return the variants that tuning tries on a device kind ('cpu', 'gpu', 'accelerator', 'custom'), none twice.
 
     The strided one comes first: where a device rounds in its own way, the others are checked against it.
     """
-    made = (Variant(kernel, **some) for kernel in KERNELS.values() for some in kernel.search(kind, dtype, pairing))
+    made = (Variant(kernel, **some) for kernel in KERNELS.values() for some in kernel.search(kind, dtype))
     return list(dict.fromkeys(made))
 
 

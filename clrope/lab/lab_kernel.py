@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from ..config import RopeConfig
 from ..device import DeviceInfo, devices
 from ..device import device as find_device
 from ..errors import BuildError, ConfigError, DeviceError
-from ..kernels.binaries import includes_files
+from ..kernels.build import includes_files
 from ..kernels.kernel import Kernel, Parameters
 from ..kernels.launch import BoundNumber, BoundRows, ConstantBytes, LaunchSpec, LocalBytes
 from ..kernels.problem import Pairing, Problem
@@ -34,9 +34,6 @@ from .meanings import MEANINGS, ArrayValue, BoundValue, values_of
 from .signature import SCALARS, KernelArgument, KernelSignature, ProgramFacts, build_facts, facts_of_program
 from .source_text import line_of, without_comments
 from .suggestions import suggested
-
-if TYPE_CHECKING:
-    from ..kernels.variant import Variant
 
 _VECTOR = re.compile(r"(char|uchar|short|ushort|int|uint|long|ulong|float|double)(2|3|4|8|16)")
 #: The length of a vector at the end of its type's name; pointers to vectors point to elements.
@@ -105,7 +102,7 @@ class LabFile:
             found = launch(problem)
             return found if isinstance(found, str) else None
 
-        def spec(problem: Problem, variant: Variant, device: DeviceInfo) -> LaunchSpec:
+        def spec(problem: Problem, p: Parameters, device: DeviceInfo) -> LaunchSpec:
             found = launch(problem)
             assert isinstance(found, LaunchSpec)
             return found
@@ -125,9 +122,8 @@ class LabFile:
             raise ConfigError(f"kernel: {name} has no configuration yet; give it to clrope.Rope(config, kernel=...)")
 
         return Kernel(
-            name, self.contract.summary, (), self.path.name, unconfigured, unconfigured, lambda p: name,
-            search=lambda kind, dtype, pairing: [{}], writes_all=False, configured=self.for_config,
-            maker=(self.kernel_object, ()),
+            name, self.contract.summary, (), self.path.name, unconfigured, unconfigured, writes_all=False,
+            configured=self.for_config, maker=(self.kernel_object, ()),
         )  # fmt: skip
 
     @property

@@ -15,7 +15,6 @@ from ..errors import UnsupportedError
 from ..kernels.kernel import Kernel
 from ..kernels.launch import BoundRows, ConstantBytes, Launch, LaunchSpec
 from ..kernels.problem import AngleForm, PairLayout, Problem
-from ..kernels.variant import Variant
 from ..layout import Shape4, canonical
 from ..positions import PositionRows
 from ..suite.case import Case
@@ -53,7 +52,7 @@ def spec_of(kernel: Kernel, problem: Problem, device: DeviceInfo | None = None) 
     unsupported = kernel.supports(problem, {})
     if unsupported is not None:
         raise UnsupportedError(str(unsupported))
-    return kernel.spec(problem, Variant(kernel), device)
+    return kernel.spec(problem, {}, device)
 
 
 def positions_for(spec: LaunchSpec, rows: PositionRows) -> npt.NDArray[Any] | None:

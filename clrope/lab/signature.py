@@ -16,8 +16,7 @@ import numpy as np
 from ..call.runtime import runtime_for
 from ..device import DeviceInfo, child, devices
 from ..errors import BuildError, DeviceError
-from ..kernels.binaries import includes_files
-from ..kernels.build import build
+from ..kernels.build import build, includes_files
 
 if TYPE_CHECKING:
     import pyopencl

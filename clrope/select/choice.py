@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ..errors import DeviceError
+from ..errors import ConfigError, DeviceError, ShapeError
+from ..kernels import norm_rows, norm_strided
+from ..kernels.kernel import Kernel
 from ..kernels.problem import Problem
 from ..kernels.variant import STRIDED, Variant
 from . import database
@@ -23,17 +26,33 @@ def select(device: DeviceInfo, problem: Problem, nbytes: int, preferred: Variant
     nbytes: of all tensors of the call, which decides its size class. preferred: the caller's variant, which is adapted
     to the problem and used even if it failed before.
     Otherwise the first of these that did not fail when it was tried, each adapted to the problem by `Variant.fit`: the
-    winner of tuning, the device's default, the safe variant for its kind, the strided one.
-    Raises `DeviceError` if all of them did.
+    winner of tuning, the device's default, the safe variant for its kind, the strided one. With a norm the first kernel
+    that supports it, `like_rotation`.
+    Raises `DeviceError` if all of them did; with a norm `ConfigError` for a variant of the caller's, `ShapeError` for
+    what no kernel supports.
     """
+    if problem.norm is None:
+        if preferred is not None:
+            return preferred.fit(problem)
+        return _select(device, problem, size_class(device, nbytes), database.generation())
     if preferred is not None:
-        return _fit(preferred, problem)
-    return _select(device, problem, size_class(device, nbytes), database.generation())
+        raise ConfigError(f"norm: given together with the variant or kernel {preferred}, which only rotates")
+    for kernel in (norm_rows.KERNEL, norm_strided.KERNEL):
+        variant = like_rotation(device, problem, nbytes, kernel).nearest(problem)
+        if variant is not None:
+            return variant
+    raise ShapeError(f"norm: {norm_strided.supports(problem, {})}")
 
 
-@lru_cache(maxsize=512)
-def _fit(variant: Variant, problem: Problem) -> Variant:
-    return variant.fit(problem)
+def like_rotation(device: DeviceInfo, problem: Problem, nbytes: int, kernel: Kernel) -> Variant:
+    """Return a kernel with the vectors, stores and angles that are best for a problem's rotation alone.
+
+    A norm has wide vectors: its rotation waits for memory with short ones, too.
+    """
+    values = select(device, replace(problem, norm=None, slots=None), nbytes).parameters
+    if problem.norm is not None and device.kind == "cpu" and values.get("access") == "clang":
+        values["width"] = 8 if problem.dtype == "f64" else 16
+    return Variant(kernel, **{p.name: values[p.name] for p in kernel.parameters if p.name in values})
 
 
 @lru_cache(maxsize=512)
@@ -75,9 +94,9 @@ def _in_order(device: DeviceInfo, problem: Problem, size: SizeClass, known: data
     pairing = problem.pairs.pairing
     if pairing is not None:
         key = TuningKey(problem.dtype, pairing, problem.in_place, size)
-        winner = known.winner(key.in_place, key.size)
-        if winner is not None:
-            yield winner
+        record = known.record(key)
+        if record is not None and record.winner is not None:
+            yield record.winner
         yield default_for(device, key)
         yield safe_variant(device.kind, problem.dtype)
     yield STRIDED

@@ -62,16 +62,9 @@ class Known:
 
     records: tuple[TuningRecord, ...] = ()
 
-    def winner(self, in_place: bool, size: str) -> Variant | None:
-        """Return the tuned variant, None without one."""
-        for record in self.records:
-            if (record.key.in_place, record.key.size) == (in_place, size):
-                return record.winner
-        return None
-
-    def gain(self, key: TuningKey) -> float | None:
-        """Return how many times as fast as the default the tuned variant was, None if it was not compared."""
-        return next((record.gain for record in self.records if record.key == key), None)
+    def record(self, key: TuningKey) -> TuningRecord | None:
+        """Return the record for a tuning key."""
+        return next((record for record in self.records if record.key == key), None)
 
     @property
     def broken(self) -> frozenset[Variant]:

@@ -21,7 +21,6 @@ from .records import SizeClass, TuningKey
 if TYPE_CHECKING:
     from ..device import DeviceInfo
 
-SCHEMA = "clrope.defaults/2"
 #: Fields of a tuning key, as the rows name them.
 KEY_FIELDS = ("dtype", "pairing", "in_place", "size")
 PATH = Path(__file__).parent / "defaults.json"
@@ -31,8 +30,6 @@ PATH = Path(__file__).parent / "defaults.json"
 def table() -> dict[str, Any]:
     """Return the contents of `defaults.json`."""
     data: dict[str, Any] = json.loads(PATH.read_text(encoding="utf-8"))
-    if data["schema"] != SCHEMA:
-        raise ValueError(f"{PATH}: schema {data['schema']!r}, expected {SCHEMA!r}")
     return data
 
 

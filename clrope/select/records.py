@@ -85,10 +85,7 @@ class VariantResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
-        return {
-            "variant": self.variant.to_dict(), "outcome": self.outcome, "reason": self.reason, "log": self.log,
-            "seconds": self.seconds, "gbs": self.gbs,
-        }  # fmt: skip
+        return {**vars(self), "variant": self.variant.to_dict()}
 
 
 @dataclass(frozen=True)
@@ -118,14 +115,10 @@ class TuningRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
+        out = {**vars(self.key), **vars(self)}
+        del out["key"]
         winner = self.winner
-        return {
-            "dtype": self.key.dtype, "pairing": self.key.pairing, "in_place": self.key.in_place,
-            "size": self.key.size, "nbytes": self.nbytes, "ceiling_gbs": self.ceiling_gbs,
-            "checked_against": self.checked_against, "seed": self.seed, "written": self.written,
-            "winner": winner.to_dict() if winner else None, "results": [o.to_dict() for o in self.results],
-            "gain": self.gain, "busy": self.busy,
-        }  # fmt: skip
+        return {**out, "winner": winner.to_dict() if winner else None, "results": [o.to_dict() for o in self.results]}
 
     @classmethod
     def of(cls, kept: KeptRecord) -> TuningRecord:

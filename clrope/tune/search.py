@@ -102,7 +102,7 @@ def tune(
             continue
         group = _Group(
             device, ordinal, dtype, pairing, wanted,
-            list(variants or _defaults_first(candidates(device.kind, dtype, pairing), device, wanted)),
+            list(variants or _defaults_first(candidates(device.kind, dtype), device, wanted)),
             sizes={**_sizes(device), **(nbytes or {})}, limit=limit, sources=dict(sources or {}),
             seed=secrets.randbits(32) if seed is None else seed,
         )  # fmt: skip
@@ -171,8 +171,8 @@ class _Group:
 
     def used(self, key: TuningKey) -> Variant:
         """Return what a key uses before its record is saved: a winner that was compared with the default, or that."""
-        known = database.known(self.device, key.dtype, key.pairing)
-        earlier = known.winner(key.in_place, key.size) if known.gain(key) is not None else None
+        record = database.known(self.device, key.dtype, key.pairing).record(key)
+        earlier = record.winner if record is not None and record.gain is not None else None
         return earlier or default_for(self.device, key)
 
     def _search(self, deadline: float) -> None:
@@ -249,8 +249,9 @@ class _Group:
         self.doubtful.append(record.key)
         used = self.used(record.key)
         kept = used if used in self.variants and self.variants.index(used) in self.right else default
-        earlier = database.known(self.device, self.dtype, self.pairing).gain(record.key) if kept != default else None
-        return replace(record, results=with_winner(record.results, kept, f"in doubt: {reason}"), gain=earlier)
+        earlier = database.known(self.device, self.dtype, self.pairing).record(record.key)
+        known = None if kept == default or earlier is None else earlier.gain
+        return replace(record, results=with_winner(record.results, kept, f"in doubt: {reason}"), gain=known)
 
     def _case(self, key: TuningKey) -> dict[str, Any]:
         nbytes = self.sizes[key.size]

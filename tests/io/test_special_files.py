@@ -91,7 +91,7 @@ from pathlib import Path
 from clrope import RopeError
 from clrope.device import icd
 from clrope.fleet import projection, read_fleet
-from clrope.kernels import binaries
+from clrope.kernels.build import load_program
 from clrope.kernels.source import kernel_source
 from clrope.portability.page import is_page
 from clrope.store import Store
@@ -101,7 +101,7 @@ warnings.simplefilter("ignore")
 store = Store("x", dict)
 assert store.get("a") is None
 store.put("a", {"b": 1})
-assert binaries.load(None, None, folder / "program", []) is None
+assert load_program(None, None, folder / "program", []) is None
 (folder / "libreal.so").write_text("")
 (folder / "a.icd").write_text(f"{folder}/libreal.so\\r\\nmore\\n")
 found, readable = icd._icd_files(str(folder), "system")

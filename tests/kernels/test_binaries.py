@@ -14,8 +14,8 @@ import pytest
 import clrope
 from clrope.cache_folder import warn_once
 from clrope.errors import BuildError
-from clrope.kernels import binaries
-from clrope.kernels.build import build
+from clrope.kernels import build as builds
+from clrope.kernels.build import binary_path, build, is_kept
 
 SOURCE = "__kernel void f(__global int *y) { y[get_global_id(0)] = NUMBER; }"
 Result = Callable[..., int]
@@ -50,13 +50,13 @@ def written(context: cl.Context, program: cl.Program) -> int:
 
 @pytest.fixture
 def kept(device: clrope.DeviceInfo) -> None:
-    if binaries.kept_by_driver(device.cl_device):
+    if not is_kept(device.cl_device, SOURCE):
         pytest.skip("this driver keeps its programs itself")
 
 
 def test_programs_are_not_kept_twice(device: clrope.DeviceInfo, programs: Path, result: Result) -> None:
     assert result() == 7
-    assert programs.exists() != binaries.kept_by_driver(device.cl_device)
+    assert programs.exists() == is_kept(device.cl_device, SOURCE)
 
 
 def test_a_kept_program_is_loaded(programs: Path, kept: None, result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,10 +92,10 @@ def test_an_included_file_is_read_again(device: clrope.DeviceInfo, programs: Pat
 def test_variables_of_the_compiler_tell_programs_apart(
     device: clrope.DeviceInfo, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = [binaries.binary_path(device.cl_device, SOURCE, [])]
+    paths = [binary_path(device.cl_device, SOURCE, [])]
     for name in ("CL_CONFIG_CPU_VECTORIZER_MODE", "CL_CONFIG_CPU_TARGET_ARCH"):
         monkeypatch.setenv(name, "1")
-        paths.append(binaries.binary_path(device.cl_device, SOURCE, []))
+        paths.append(binary_path(device.cl_device, SOURCE, []))
     assert len(set(paths)) == 3
 
 
@@ -146,7 +146,7 @@ def test_what_is_no_program_is_replaced_and_said(
     assert file.stat().st_size < 2 * len(content)
     # A program beyond the bound would never be read.
     file.unlink()
-    monkeypatch.setattr(binaries, "_LARGEST_FILE", len(content) // 2)
+    monkeypatch.setattr(builds, "_LARGEST_FILE", len(content) // 2)
     assert result() == 7
     assert not list(programs.iterdir())
 
@@ -161,7 +161,7 @@ def test_a_program_that_does_not_build_is_not_kept(programs: Path, device: clrop
 def test_the_folder_does_not_grow_without_end(
     programs: Path, kept: None, result: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(binaries, "MOST", 2)
+    monkeypatch.setattr(builds, "MOST", 2)
     programs.mkdir(parents=True, mode=0o700)
     (programs / "folder").mkdir()
     (programs / "link").symlink_to("nowhere")

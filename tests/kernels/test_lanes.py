@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 
 import clrope
 from clrope import RopeConfig
+from clrope.device import DeviceInfo
 from clrope.emulation import emulate_rope
 from clrope.kernels import lanes
 from clrope.kernels.launch import LaunchSpec
@@ -18,7 +18,7 @@ from clrope.kernels.variant import STRIDED, Variant
 from clrope.layout import DTYPES, Shape4, TensorView
 
 SEGMENT = 128
-GPU: Any = SimpleNamespace(kind="gpu", compute_units=16, group_multiple=32, max_work_group_size=1024)
+GPU = DeviceInfo("made up", kind="gpu", compute_units=16, max_work_group_size=1024)
 
 
 def problem(dtype: str, mode: Pairing, shape: Shape4, n_dims: int, n_offs: int = 0, **changes: Any) -> Problem:

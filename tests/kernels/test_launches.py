@@ -16,7 +16,7 @@ from clrope import RopeConfig
 from clrope.call.runtime import queue_for
 from clrope.emulation import emulate_rope
 from clrope.host_memory import empty
-from clrope.kernels import rows
+from clrope.kernels import division, rows
 from clrope.kernels.problem import AngleForm, PairLayout, Problem
 from clrope.kernels.variant import STRIDED, Variant, candidates
 from clrope.layout import DTYPES, TensorView
@@ -130,11 +130,11 @@ def heads_of_an_item(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int]
     """Set how many heads a work-item gets."""
 
     def set_to(heads: int) -> None:
-        monkeypatch.setattr(rows, "heads_per_item", lambda *_: heads)
-        rows._spec.cache_clear()
+        monkeypatch.setattr(division, "divided", lambda *_: (heads, 1))
+        Variant.spec.cache_clear()
 
     yield set_to
-    rows._spec.cache_clear()
+    Variant.spec.cache_clear()
 
 
 @pytest.mark.parametrize("mode", ["normal", "neox"])
@@ -149,6 +149,19 @@ def test_heads_per_item(
         (spec,) = plan.specs
         assert dict(spec.arguments)["heads_per_item"] == heads
         np.testing.assert_array_equal(plan.run(), emulate_rope(x, 3, RopeConfig(mode, 64)))
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("tokens", [slice(2), slice(1, 2), slice(None)])
+def test_work_items_go_from_batch_to_batch(
+    device: clrope.DeviceInfo, rng: np.random.Generator, tokens: slice, own: bool
+) -> None:
+    """Also where the tokens of the next batch do not follow."""
+    x = rng.standard_normal((5, 3, 2, 16)).astype(np.float32)[:, tokens]
+    positions = rng.integers(0, 1 << 20, (5, x.shape[1]) if own else x.shape[1])
+    config = RopeConfig("neox", 16)
+    got = clrope.Rope(config, device, variant=Variant(width=4))(x, positions)
+    np.testing.assert_array_equal(got, emulate_rope(x, positions, config))
 
 
 @pytest.mark.parametrize("shape", [(70000, 1, 4), (1, 40000, 4), (2, 1, 150000)])
@@ -204,7 +217,7 @@ def test_every_candidate_gives_the_same(device: clrope.DeviceInfo, rng: np.rando
     x = rng.standard_normal((3, 2, 96)).astype(np.float32)
     for mode in ("normal", "neox"):
         whole = whole_heads("f32", mode, 96)
-        tried = [v for v in candidates("cpu", "f32", mode) if v.kernel == "rows"]
+        tried = [v for v in candidates("cpu", "f32") if v.kernel == "rows"]
         tried = [v for v in tried if rows.store_bytes(whole, v.parameters) <= 4 * most]
         assert len(tried) > 15
         # Each costs a compilation; other runs draw others.

@@ -17,7 +17,7 @@ from clrope.call.runtime import queue_for
 from clrope.device.probe import BASIC, source
 from clrope.emulation import emulate_cos_sin, emulate_rope
 from clrope.errors import ConfigError
-from clrope.kernels import cos_sin, cos_sin_ggml, gather, rows
+from clrope.kernels import rows, table_kernels
 from clrope.kernels.build import build
 from clrope.kernels.division import MOST_ROUNDS, within_rounds
 from clrope.kernels.launch import NO_BUFFER, Launch, LaunchSpec, LocalBytes
@@ -38,6 +38,8 @@ def problem(shape: Shape4 = (1, 5, 3, 64), mode: Any = "neox", dtype: str = "f32
 def parameters_of(spec: LaunchSpec) -> list[tuple[str, str]]:
     """(type, name) of the kernel's parameters, read from its text with the macros that its options select."""
     text = re.sub(r"//[^\n]*", "", spec.text).replace("\\\n", " ")
+    strides = ", ".join(f"const long \\2_{part}" for part in ("offset", "batch", "token", "head"))
+    text = re.sub(r"TENSOR\(([^,()]+), (\w+)\)", rf"__global \1 *\2, {strides}", text)
     counting, fused = "-DCOUNTING" in spec.options, "-DFUSED=1" in spec.options
     inside = text.partition(f"void {spec.function}(")[2].partition(")")[0]
     table = "POSITIONS, const int rows, __global const ulong *step, __global const long *step_low, "
@@ -62,10 +64,10 @@ SPECS: dict[str, Any] = {
     "lanes": lambda d: Variant("lanes").spec(problem(), d),
     "lanes of two": lambda d: Variant("lanes", angles="cached").spec(problem(), d, problem((1, 5, 1, 64))),
     "strided": lambda d: STRIDED.spec(problem(), d),
-    "cos_sin": lambda d: cos_sin.spec(32, 5, "f32", AngleForm(counting=True), d),
-    "cos_sin of several axes": lambda d: cos_sin.spec(32, 5, "f32", AngleForm(one_axis=False), d),
-    "cos_sin_ggml": lambda d: cos_sin_ggml.spec(32, 5, "f32", AngleForm(), d, 0.9, 1.0, 1.0, True),
-    "gather": lambda d: gather.spec(32, 5, "f16", "f32", d),
+    "cos_sin": lambda d: table_kernels.exact_tables(32, 5, "f32", AngleForm(counting=True), d),
+    "cos_sin of several axes": lambda d: table_kernels.exact_tables(32, 5, "f32", AngleForm(one_axis=False), d),
+    "cos_sin_ggml": lambda d: table_kernels.ggml_tables(32, 5, "f32", AngleForm(), d, 0.9, 1.0, 1.0, True),
+    "gather": lambda d: table_kernels.gathered_tables(32, 5, "f16", "f32", d),
 }
 
 
@@ -114,17 +116,17 @@ def test_options_say_where_the_angles_come_from(cpu: clrope.DeviceInfo) -> None:
     assert "-DWIDE_PHASE" not in FUSED.spec(problem(), cpu).options
     assert "-DONE_AXIS" not in FUSED.spec(problem(angles=replace(EXACT, one_axis=False)), cpu).options
     # The lower bits of the steps are needed for double, and leave no vectors.
-    assert cos_sin.spec(32, 5, "f64", AngleForm(), cpu).options == (
+    assert table_kernels.exact_tables(32, 5, "f64", AngleForm(), cpu).options == (
         "-DW=1", "-DSTORAGE_F64", "-DBITS=ulong", "-DREAL_F64", "-DONE_AXIS", "-DWIDE_PHASE",
     )  # fmt: skip
     known = replace(cpu, platform="Intel(R) OpenCL", kind="cpu")
-    assert {"-DW=8", "-DCLANG_VECTORS"} <= set(cos_sin.spec(32, 5, "f32", AngleForm(), known).options)
+    assert {"-DW=8", "-DCLANG_VECTORS"} <= set(table_kernels.exact_tables(32, 5, "f32", AngleForm(), known).options)
     for pairs, form, device in (
         (36, AngleForm(), known),
         (32, AngleForm(wide=True), known),
         (32, AngleForm(), replace(known, platform="Something New")),
     ):
-        other = cos_sin.spec(pairs, 5, "f32", form, device)
+        other = table_kernels.exact_tables(pairs, 5, "f32", form, device)
         assert "-DW=1" in other.options
         assert "-DCLANG_VECTORS" not in other.options
 
@@ -135,7 +137,7 @@ def test_options_are_names_and_numbers(cpu: clrope.DeviceInfo, pairing: Any) -> 
     seen = set()
     for dtype in DTYPES:
         for kind in ("cpu", "gpu"):
-            for variant in candidates(kind, dtype, pairing):
+            for variant in candidates(kind, dtype):
                 given = problem(mode=pairing, dtype=dtype)
                 seen.update(variant.fit(given).spec(given, cpu).options)
     assert len(seen) > 20
@@ -229,7 +231,7 @@ def test_positions_that_count(device: clrope.DeviceInfo, rng: np.random.Generato
     name: Any = "f64" if dtype == "f64" else "f32"
     wanted = emulate_cos_sin(np.arange(start, start + 5), config, real=name)
     tables = [buffer(device, np.zeros_like(part)) for part in wanted]
-    spec = cos_sin.spec(32, 5, name, form, device)
+    spec = table_kernels.exact_tables(32, 5, name, form, device)
     run(device, spec, {**table, "cosine": tables[0], "sine": tables[1]})
     for got, part in zip(tables, wanted, strict=True):
         np.testing.assert_array_equal(read(device, got, part), part)
@@ -239,7 +241,7 @@ def test_ggml_positions_that_count(device: clrope.DeviceInfo) -> None:
     config = RopeConfig("neox", 64, angles="ggml", ext_factor=1.0, n_ctx_orig=64, freq_scale=0.5)
     table = angle_table(config)
     g = table.ggml
-    spec = cos_sin_ggml.spec(
+    spec = table_kernels.ggml_tables(
         32, 5, "f32", AngleForm(counting=True), device, g.theta_scale, g.freq_scale, g.magnitude, g.yarn
     )
     wanted = emulate_cos_sin(np.arange(7, 12), config)
@@ -271,7 +273,7 @@ def test_no_work_item_makes_more_rounds_than_the_probe_tries(cpu: clrope.DeviceI
     for _ in range(300):
         dtype, mode = str(rng.choice(["f32", "f16", "f8e4m3"])), str(rng.choice(["normal", "neox"]))
         tokens, heads = (int(n) for n in 2 ** rng.integers(0, 14, 2))
-        tried = candidates("cpu", dtype, "normal" if mode == "normal" else "neox")
+        tried = candidates("cpu", dtype)
         one = problem((1, tokens, heads, 2 * int(2 ** rng.integers(1, 19))), mode, dtype)
         variant = [*tried, Variant(width=2)][rng.integers(len(tried) + 1)].fit(one)
         spec = variant.spec(one, device)
