@@ -293,19 +293,14 @@ def within_storage(tensor: Any) -> bool:
 
 def tensor_address(x: Any) -> int:
     """Return the address of a torch tensor's first element; 0 where `operand` has to look at the tensor."""
-    if x.requires_grad or not x.is_cpu:
+    # Within a level of forward-mode differentiation it may have a tangent.
+    if x.requires_grad or not x.is_cpu or getattr(sys.modules["torch"].autograd.forward_ad, "_current_level", 0) >= 0:
         return 0
     try:
         address = 0 if x.is_neg() or x.is_nested else x.data_ptr()
         return int(address) if address and within_storage(x) else 0
     except RuntimeError:  # sparse, nested, or wrapped by `torch.func`
         return 0
-
-
-def may_have_tangents() -> bool:
-    """Whether torch tensors may have tangents, within a level of forward-mode differentiation; imports nothing."""
-    torch = sys.modules.get("torch")
-    return torch is not None and getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0
 
 
 def note_writes(tensors: Sequence[Any]) -> None:

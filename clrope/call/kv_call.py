@@ -62,7 +62,7 @@ def cache_call(
     tokens = parts[0].x.shape[1]
     steps = [Step(k, _whole(parts[0].x.shape[0], tokens, form), p, variant) for k, p in enumerate(problems)]
     steps[0].others = tuple(steps[1:])
-    return _call(state, parts, source, form, steps[:1], inputs, [out, *sides])
+    return _call(state, parts, source, form, steps[:1], inputs)
 
 
 def shift_call(
@@ -75,7 +75,7 @@ def shift_call(
     variant = _vectors(state, problem, problem.nbytes, ())
     if variant is None:
         return None
-    return _call(state, [part], source, form, [Step(0, _whole(1, rows, form), problem, variant)], [side], [side])
+    return _call(state, [part], source, form, [Step(0, _whole(1, rows, form), problem, variant)], [side])
 
 
 def move_call(
@@ -91,18 +91,14 @@ def move_call(
         Step(k, _whole(*o.view.shape[:2], COUNTING), _problem(part, _UNUSED, COUNTING, o.view.shape), _MOVE)
         for k, (part, o) in enumerate(zip(parts, tensors, strict=True))
     ]  # fmt: skip
-    return _call(state, parts, _UNUSED, COUNTING, steps, inputs, outputs)
+    return _call(state, parts, _UNUSED, COUNTING, steps, inputs)
 
 
 def _call(
     state: QueueState, parts: Sequence[TensorPart], source: ConfigAngles, form: PositionForm, steps: Sequence[Step],
-    inputs: Sequence[Operand], outputs: Sequence[Operand | None],
+    inputs: Sequence[Operand],
 ) -> Call:  # fmt: skip
-    return Call(
-        state_for(state, parts, sum(o.view.nbytes for o in inputs)), parts, source, form, forward=True, several=True,
-        variant=None, tables_access="device", steps=steps,
-        tensors=[k for k, o in enumerate(outputs) if o is not None and o.kind == "torch"],
-    )  # fmt: skip
+    return Call(state_for(state, parts, sum(o.view.nbytes for o in inputs)), parts, source, form, steps=steps)
 
 
 def _whole(batches: int, tokens: int, form: PositionForm) -> Chunk:

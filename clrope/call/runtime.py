@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,49 +26,77 @@ from ..kernels.binaries import includes_files
 from ..kernels.build import build
 from ..kernels.launch import LaunchSpec
 from ..norm import Norm
-from .events import all_ended, complete, launch_error, out_of_memory
-from .table_sets import TableSets
-from .transfer import Staging
+from .events import OpenClErrors, all_ended, out_of_memory
 
 if TYPE_CHECKING:
     import pyopencl
 
     from ..device.select import Selector
+    from .filled_tables import CosSinTable
 
 #: The smallest page of any machine: no byte of it is out of reach if one is within.
 PAGE = 4096
-#: Bytes of a result below which nothing limits the pool.
-SMALL_RESULT = 1 << 20
-#: Bytes of dropped results on a queue that are kept at most, besides what is being allocated.
-RESULT_BYTES_KEPT = 256 << 20
+#: Bytes below which nothing limits a pool.
+SMALL_BUFFER = 1 << 20
+#: Bytes of buffers in no use that a pool keeps at most, besides what is being allocated.
+POOL_BYTES_KEPT = 256 << 20
+#: Bytes of cos and sin in no use that are kept at most, and the number of their tables.
+TABLE_BYTES_KEPT = 256 << 20
+TABLES_KEPT = 32
 CALLS_KEPT = 512
 PROGRAMS_KEPT = 256
 HOST_BUFFERS_KEPT = 1024
 CONSTANTS_KEPT = 256
 SCALES_KEPT = 1024
 QUEUES_KEPT = 32
+COPY_QUEUES_KEPT = 8
 FOREIGN_RUNTIMES_KEPT = 8
 TARGETS_KEPT = 64
 #: Property of a queue whose commands the calling thread runs (cl_intel_exec_by_local_thread).
 _LOCAL_THREAD = 1 << 31
 
 
+class BufferPool:
+    """Device memory that is used again. A buffer goes back when it is dropped: after the last command with it, or on
+    an in-order queue, where later commands come later."""
+
+    def __init__(self, context: pyopencl.Context, cl_device: pyopencl.Device) -> None:
+        import pyopencl.tools
+
+        self._context, self._device = context, cl_device
+        with warnings.catch_warnings():
+            # It warns of allocators that do not touch the memory. The others put a write on a queue.
+            warnings.simplefilter("ignore", UserWarning)
+            self.memory = pyopencl.tools.MemoryPool(pyopencl.tools.DeferredAllocator(context))
+        self.largest = int(cl_device.max_mem_alloc_size)
+
+    def allocate(self, nbytes: int, kept: bool = True) -> Any:
+        """Return memory of undefined contents, of its own unless `kept`; raises `DeviceError` naming the bytes."""
+        try:
+            return self.memory.allocate(nbytes) if kept and nbytes < SMALL_BUFFER else self._large(nbytes, kept)
+        except Exception as error:
+            raise out_of_memory(nbytes, self._device.name, error) from error
+
+    def _large(self, nbytes: int, kept: bool) -> Any:
+        import pyopencl as cl
+
+        pool = self.memory
+        # The pool rounds sizes up, which the device may not allow for this one.
+        if not kept or pool.alloc_size(pool.bin_number(nbytes)) > self.largest:
+            return cl.Buffer(self._context, cl.mem_flags.READ_WRITE, nbytes)
+        if pool.managed_bytes - pool.active_bytes > POOL_BYTES_KEPT:
+            pool.free_held()
+        return pool.allocate(nbytes)
+
+
 class QueueState:
     """What is known of one command queue: its runtime, its order, and a pool that results on it come from."""
 
     def __init__(self, runtime: Runtime, queue: pyopencl.CommandQueue) -> None:
-        import pyopencl as cl
-        import pyopencl.tools
-
         self.runtime = runtime
         self.queue = queue
-        self.in_order = not queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
-        # A block goes back to the pool when its array is dropped, which is safe only if later commands come later.
-        with warnings.catch_warnings():
-            # It warns of allocators that do not touch the memory. The others put a write on the queue, or wait.
-            warnings.simplefilter("ignore", UserWarning)
-            self.results = pyopencl.tools.MemoryPool(pyopencl.tools.DeferredAllocator(queue.context))
-        self._largest = int(queue.device.max_mem_alloc_size)
+        self.in_order = _in_order(queue)
+        self.results = BufferPool(queue.context, queue.device)
         # PoCL's `basic` device runs commands at once, whatever they are to wait for.
         name, platform = runtime.info.name, runtime.info.platform
         self._cannot_wait = platform == "Portable Computing Language" and name.startswith("basic")
@@ -97,32 +127,20 @@ class QueueState:
         queues = {array.queue.int_ptr: array.queue for array in self.unordered(arrays) if array.queue is not None}
         queues.pop(self.queue.int_ptr, None)
         events = []
-        for queue in queues.values():
-            if not queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE:
-                events.append(cl.enqueue_marker(queue))
-                queue.flush()  # or another queue might wait for it in vain
+        for queue in filter(_in_order, queues.values()):
+            events.append(cl.enqueue_marker(queue))
+            queue.flush()  # or another queue might wait for it in vain
         return events
-
-    def rounded(self, nbytes: int) -> int:
-        """Return the bytes that the pool would take for a result; 0 if the device does not give so much."""
-        size = int(self.results.alloc_size(self.results.bin_number(nbytes)))
-        return size if size <= self._largest else 0
 
     def allocate(self, nbytes: int) -> Any:
         """Return memory for a result on this queue; raises `DeviceError` naming the bytes."""
-        import pyopencl as cl
+        return self.results.allocate(nbytes, self.in_order)
 
-        try:
-            pool = self.results
-            if nbytes < SMALL_RESULT and self.in_order:
-                return pool.allocate(nbytes)
-            if not self.in_order or not self.rounded(nbytes):
-                return cl.Buffer(self.queue.context, cl.mem_flags.READ_WRITE, nbytes)
-            if pool.held_blocks and pool.managed_bytes - pool.active_bytes > RESULT_BYTES_KEPT:
-                pool.free_held()
-            return pool.allocate(nbytes)
-        except cl.Error as error:
-            raise out_of_memory(nbytes, self.queue.device.name, error) from error
+
+def _in_order(queue: pyopencl.CommandQueue) -> bool:
+    import pyopencl as cl
+
+    return not queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
 
 
 class Runtime:
@@ -131,10 +149,11 @@ class Runtime:
     info:      the device.
     context:   the context; `cl_device` its device.
     calls:     calls by signature: the one table of what `rope`, `rotate` and plans run.
-    tables:    tables of cos and sin in no use, for the calls that read some.
+    tables:    tables of cos and sin in no use, the oldest first, for the calls that read some.
     constants: what depends on a configuration alone, uploaded once. scales: of norms, likewise.
     host_buffers: buffers over host memory that is the device's own ('direct'), by address and size. A buffer owns no
                memory, and is used again when an array comes at its address: making one takes PoCL 10 us.
+    copy_queues: in-order queues in no use, for tensors that are copied to the device.
     """
 
     def __init__(self, context: pyopencl.Context, info: DeviceInfo) -> None:
@@ -147,58 +166,46 @@ class Runtime:
         self.pid = os.getpid()
         self.lock = threading.RLock()
         self.calls: dict[Any, Any] = {}
-        self.tables = TableSets()
+        self.tables: list[CosSinTable] = []
         self.constants: dict[Any, Any] = {}
         self.scales: dict[tuple[Norm, str], pyopencl.Buffer] = {}
         self.host_buffers: dict[Any, Any] = {}
+        self.copy_queues: deque[Any] = deque(maxlen=COPY_QUEUES_KEPT)
         self._programs: dict[tuple[str, tuple[str, ...], str | None], pyopencl.Program] = {}
-        self._queues: dict[int, QueueState] = {}
-        self._queue: pyopencl.CommandQueue | None = None
-        self._local: QueueState | None = None
-        self._staging: Staging | None = None
-        self._host_access: str | None = None
 
     @property
     def queue(self) -> pyopencl.CommandQueue:
         """The in-order queue that host arrays are rotated on."""
-        if self._queue is None:
-            import pyopencl as cl
+        return self.state.queue
 
-            with self.lock:
-                if self._queue is None:
-                    try:
-                        self._queue = cl.CommandQueue(self.context, self.cl_device)
-                    except cl.Error as error:
-                        raise DeviceError(
-                            f"device {self.info.name!r}: no command queue could be made: {error}"
-                        ) from error
-        return self._queue
+    @cached_property
+    def state(self) -> QueueState:
+        """What is known of `queue`."""
+        import pyopencl as cl
 
-    @property
+        try:
+            return QueueState(self, cl.CommandQueue(self.context, self.cl_device))
+        except cl.Error as error:
+            raise DeviceError(f"device {self.info.name!r}: no command queue could be made: {error}") from error
+
+    @cached_property
     def local_state(self) -> QueueState:
         """A queue for calls so small that handing them to other threads takes longer; else the usual one.
 
         Intel's runtime runs the commands of such a queue in the thread that enqueues them, without letting go of
         Python's lock: never give it one that has to wait for an event.
         """
-        if self._local is None:
-            import pyopencl as cl
+        import pyopencl as cl
 
-            state = self.queue_state(self.queue)
-            if "cl_intel_exec_by_local_thread" in self.cl_device.extensions:
-                with suppress(cl.Error):
-                    queue = cl.CommandQueue(self.context, self.cl_device, properties=_LOCAL_THREAD)  # type: ignore[arg-type]
-                    state = self.queue_state(queue)
-            self._local = state
-        return self._local
+        if "cl_intel_exec_by_local_thread" in self.cl_device.extensions:
+            with suppress(cl.Error):
+                return QueueState(self, cl.CommandQueue(self.context, self.cl_device, properties=_LOCAL_THREAD))  # type: ignore[arg-type]
+        return self.state
 
-    @property
-    def staging(self) -> Staging:
-        """Buffers and queues for tensors that are copied to the device."""
-        with self.lock:
-            if self._staging is None:
-                self._staging = Staging(self.context, self.cl_device)
-            return self._staging
+    @cached_property
+    def staging(self) -> BufferPool:
+        """Buffers for tensors that are copied to the device."""
+        return BufferPool(self.context, self.cl_device)
 
     def check(self) -> None:
         """Raise `DeviceError` in a process forked after this runtime was made."""
@@ -212,32 +219,18 @@ class Runtime:
 
         Raises `DeviceError` for an error of OpenCL.
         """
-        try:
-            yield
-        except BaseException as error:
-            if not all_ended(queue):
-                runtimes.busy[id(memory)] = memory
-            failed = launch_error(self.info.name, error)
-            if failed is not None:
-                raise failed from error
-            raise
+        with OpenClErrors(self.info.name):
+            try:
+                yield
+            except BaseException:
+                if not all_ended(queue):
+                    runtimes.busy[id(memory)] = memory
+                raise
 
     def remember(self, key: Any, call: Any) -> None:
         """Keep a call, and of all the last `CALLS_KEPT`."""
         with self.lock:
             keep(self.calls, key, call, CALLS_KEPT)
-
-    def queue_state(self, queue: pyopencl.CommandQueue) -> QueueState:
-        """Return what is kept for a queue of this context and device."""
-        key = queue.int_ptr
-        state = self._queues.get(key)
-        if state is None:
-            with self.lock:
-                state = self._queues.get(key)
-                if state is None:
-                    state = QueueState(self, queue)
-                    keep(self._queues, key, state, QUEUES_KEPT)
-        return state
 
     def leave_events(self, arrays: Sequence[Any], events: Sequence[Any], waited: Sequence[Any]) -> None:
         """Let what comes later wait for launches that read or write OpenCL arrays, on a queue out of order.
@@ -248,7 +241,7 @@ class Runtime:
         known = [*waited, *events]
         with self.lock:  # other threads may read the same arrays
             for array in arrays:
-                others = [e for e in array.events if e not in known and not complete(e)]
+                others = [e for e in array.events if e not in known and e.command_execution_status]
                 array.events[:] = [*others, *events]
 
     def program(self, spec: LaunchSpec) -> pyopencl.Program:
@@ -273,20 +266,13 @@ class Runtime:
                 keep(self.scales, (norm, real), found, SCALES_KEPT)
         return found
 
-    @property
+    @cached_property
     def host_access(self) -> str:
         """How kernels reach host memory: 'svm', 'direct', 'mapped' (all without a copy), or 'copied'.
 
         svm: any pointer of the host is one of the device (fine-grained system SVM). direct: buffers over host memory
         are that memory, tried out once. mapped: such buffers have to be mapped before and after.
         """
-        if self._host_access is None:
-            with self.lock:
-                if self._host_access is None:
-                    self._host_access = self._find_host_access()
-        return self._host_access
-
-    def _find_host_access(self) -> str:
         import pyopencl as cl
 
         if not self.info.host_unified:
@@ -330,7 +316,6 @@ class Registry:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.contexts: dict[int, pyopencl.Context] = {}
         #: Runtimes in the package's own contexts, and in callers' ones by (context, device).
         self.own: dict[DeviceInfo, Runtime] = {}
         self.foreign: dict[tuple[int, int], Runtime] = {}
@@ -343,54 +328,15 @@ class Registry:
 
     def of_device(self, info: DeviceInfo) -> Runtime:
         """Return the runtime of a device in the package's own context for it."""
-        found = self.own.get(info)
-        if found is None:
-            with self.lock:
-                found = self.own.get(info)
-                if found is None:
-                    found = self.own[info] = Runtime(self.context(info), info)
-        return found
-
-    def context(self, info: DeviceInfo) -> pyopencl.Context:
-        """Return the package's own context of a device."""
         import pyopencl as cl
 
         with self.lock:
-            key = info.cl_device.int_ptr
-            if key not in self.contexts:
+            if info not in self.own:
                 try:
-                    self.contexts[key] = cl.Context([info.cl_device])
+                    self.own[info] = Runtime(cl.Context([info.cl_device]), info)
                 except cl.Error as error:
                     raise DeviceError(f"device {info.name!r}: no context could be made: {error}") from error
-            return self.contexts[key]
-
-    def state_of(self, selector: Any) -> QueueState:
-        """Return the queue of a selector of `clrope.device`; None and names are looked up once."""
-        if selector is None:
-            key: Any = (variable(b"CLROPE_DEVICE"), variable(b"PYOPENCL_CTX"))
-        elif type(selector) is str:
-            key = selector
-        elif type(selector) is DeviceInfo:
-            key = id(selector)  # its hash takes as long as a small call
-        else:
-            runtime = runtime_for(selector)
-            return runtime.queue_state(queue_for(selector))
-        found = self.targets.get(key)
-        if found is None:
-            runtime = runtime_for(selector)
-            found = runtime.queue_state(runtime.queue), selector  # kept, so that its identity is no other one's
-            with self.lock:
-                keep(self.targets, key, found, TARGETS_KEPT)
-        return found[0]
-
-    def of_queue(self, queue: pyopencl.CommandQueue) -> QueueState:
-        """Return what is kept for the queue of an OpenCL array."""
-        state = self.queues.get(queue.int_ptr)
-        if state is None:
-            state = self.of_context(queue.context, queue.device).queue_state(queue)
-            with self.lock:
-                keep(self.queues, queue.int_ptr, state, QUEUES_KEPT)
-        return state
+            return self.own[info]
 
     def of_context(self, context: pyopencl.Context, cl_device: pyopencl.Device) -> Runtime:
         """Return the runtime of a device in a caller's context, or in the package's own."""
@@ -399,11 +345,45 @@ class Registry:
             found = self.foreign.get(key)
             if found is None:
                 info = device(cl_device)
-                own = self.contexts.get(key[1])
-                ours = own is not None and own.int_ptr == key[0]
-                found = self.of_device(info) if ours else Runtime(context, info)
+                found = self.own.get(info)
+                if found is None or found.context.int_ptr != key[0]:
+                    found = Runtime(context, info)
                 keep(self.foreign, key, found, FOREIGN_RUNTIMES_KEPT)
         return found
+
+    def of_queue(self, queue: pyopencl.CommandQueue) -> QueueState:
+        """Return what is kept for a queue of the caller's."""
+        key = queue.int_ptr
+        state = self.queues.get(key)
+        if state is None:
+            with self.lock:
+                state = self.queues.get(key)
+                if state is None:
+                    state = QueueState(self.of_context(queue.context, queue.device), queue)
+                    keep(self.queues, key, state, QUEUES_KEPT)
+        return state
+
+    def state_of(self, selector: Any) -> QueueState:
+        """Return the queue of a selector of `clrope.device`; None and names are looked up once."""
+        import pyopencl as cl
+
+        if selector is None:
+            key: Any = (variable(b"CLROPE_DEVICE"), variable(b"PYOPENCL_CTX"))
+        elif type(selector) is str:
+            key = selector
+        elif type(selector) is DeviceInfo:
+            key = id(selector)  # its hash takes as long as a small call
+        elif isinstance(selector, cl.CommandQueue):
+            check_fork()
+            return self.of_queue(selector)
+        else:
+            return runtime_for(selector).state
+        found = self.targets.get(key)
+        if found is None:
+            found = runtime_for(selector).state, selector  # kept, so that its identity is no other one's
+            with self.lock:
+                keep(self.targets, key, found, TARGETS_KEPT)
+        return found[0]
 
 
 def keep(kept: dict[Any, Any], key: Any, value: Any, most: int) -> None:
@@ -432,19 +412,12 @@ def context_for(selector: Selector = None) -> pyopencl.Context:
     """Return the context of a device (the same one each time), or the caller's own: of a queue, or as it is."""
     import pyopencl as cl
 
-    check_fork()
-    if isinstance(selector, cl.Context):
-        return selector
-    if isinstance(selector, cl.CommandQueue):
-        return selector.context
-    return runtimes.context(device(selector))
+    return selector if isinstance(selector, cl.Context) else runtime_for(selector).context
 
 
 def queue_for(selector: Selector = None) -> pyopencl.CommandQueue:
     """Return the in-order queue of a device (the same one each time), one in the caller's context, or the given one."""
     import pyopencl as cl
 
-    if isinstance(selector, cl.CommandQueue):
-        check_fork()
-        return selector
-    return runtime_for(selector).queue
+    check_fork()
+    return selector if isinstance(selector, cl.CommandQueue) else runtime_for(selector).queue

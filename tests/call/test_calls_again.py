@@ -14,8 +14,7 @@ from helpers import aligned_memory
 import clrope
 import clrope.call.runtime
 import clrope.operation
-from clrope.call.runtime import runtime_for
-from clrope.call.table_sets import SETS_KEPT
+from clrope.call.runtime import TABLES_KEPT, runtime_for
 from clrope.emulation import emulate_rope
 from clrope.errors import ShapeError
 from clrope.kernels.variant import Variant
@@ -161,12 +160,12 @@ def test_what_is_refused_stays_refused(host: clrope.DeviceInfo, rng: np.random.G
 
 
 def test_only_so_many_tables_are_kept(host: clrope.DeviceInfo, rng: np.random.Generator) -> None:
-    op, kept = clrope.Rope(CONFIG, host, variant=Variant(kernel="strided")), runtime_for(host).tables
-    for tokens in range(2, 2 * SETS_KEPT):
+    op = clrope.Rope(CONFIG, host, variant=Variant(kernel="strided"))
+    for tokens in range(2, 2 * TABLES_KEPT):
         x = values(rng, (1, tokens, 1, 64))
         positions = rng.integers(0, 99, tokens)
         np.testing.assert_array_equal(op(x, positions), emulate_rope(x, positions, CONFIG))
-    assert len(kept._free) == SETS_KEPT
+    assert len(runtime_for(host).tables) == TABLES_KEPT
 
 
 def test_arrays_and_signatures_are_let_go(
