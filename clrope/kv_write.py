@@ -12,7 +12,7 @@ import numpy.typing as npt
 from .angles import angle_table
 from .arrays import Operand, check_apart, note_writes, operand
 from .call.array_signature import signature
-from .call.events import OpenClErrors, check_events, wait_on_host
+from .call.events import check_events, opencl_errors, wait_on_host
 from .call.kv_call import cache_call, move_call, reachable, shift_call
 from .call.memory import Access
 from .call.prepare import inputs_of, memories_of, memory_of, originals, outputs_of
@@ -65,7 +65,7 @@ def rope_cache(
     waits = () if wait_for is None else check_events(wait_for)
     norms = _norms_of(norm, v is not None)
     write = _CacheWrite(op, (q, k) if v is None else (q, k, v), positions, cache, norms, out, layout)
-    with OpenClErrors(op.device_name):
+    with opencl_errors(op.device_name):
         return write.run(waits)
 
 
@@ -146,7 +146,7 @@ class _CacheWrite(NamedTuple):
         if call is None:
             return self._in_two(state, access, inputs, arrays, slots, waits)
         if signed is not None:
-            state.runtime.remember(signed, call)
+            state.runtime.calls.put(signed, call)
         outputs = [None if out is None else out.original, *(o.original for o in arrays.sides)]
         memories = memories_of(inputs, [out, *arrays.sides], [])
         return call.run(originals(inputs), outputs, memories, where.value, waits, self.norms, slots)[0]
@@ -196,7 +196,7 @@ def shift_cache(
     if not slots.size or 0 in shape:
         return
     op = Rope(own, "auto" if device is None else device)
-    with OpenClErrors(op.device_name):
+    with opencl_errors(op.device_name):
         state = op.target_of([arrays.k])
         access = reachable(state, [arrays.k])
         where = positions_of(rows, own, 1, slots.size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .call.events import OpenClErrors, check_events
+from .call.events import check_events, opencl_errors
 from .call.prepare import CheckedCall, inputs_of, outputs_of
 from .call.sources import COUNTING, ConfigAngles, Positions
 from .config import RopeConfig
@@ -52,5 +52,5 @@ def rms_norm(
         inputs, outputs, [], Positions(COUNTING, 0), pairs, ConfigAngles(_UNUSED), True, several, None, "auto", norms,
         op.target_of,
     )  # fmt: skip
-    with OpenClErrors(op.device_name):
+    with opencl_errors(op.device_name):
         return checked.run(waits)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .arrays import Operand, check_forward
 from .call.array_signature import signature
-from .call.events import OpenClErrors, check_events, raise_opencl_error
+from .call.events import check_events, opencl_errors, raise_opencl_error
 from .call.filled_tables import fill_on_host
 from .call.plan import Plan
 from .call.prepare import CheckedCall, Transfer, call_text, prepare
@@ -173,7 +173,7 @@ class Rope:
         """
         positions = chosen_positions(positions, offsets)
         norms = checked_norms(norm, x)
-        with OpenClErrors(self.device_name):
+        with opencl_errors(self.device_name):
             return Plan(self._checked(x, positions, forward, out, layout, transfer, norms))
 
     def _checked(
@@ -209,7 +209,7 @@ class Rope:
         ]
         if where.count:
             form = PositionForm(False, where.rows.shape[0], 0, where.beyond_32_bits)
-            with OpenClErrors(self.device_name):
+            with opencl_errors(self.device_name):
                 own = self._target()
                 own.runtime.check()
                 fill_on_host(own, ConfigAngles(config), form, where.rows, results)

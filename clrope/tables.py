@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from .arrays import Operand, check_apart, check_forward, operand, refuse_buffer
 from .call.array_signature import signature
-from .call.events import OpenClErrors, check_events, raise_opencl_error
+from .call.events import check_events, opencl_errors, raise_opencl_error
 from .call.plan import Plan
 from .call.prepare import (
     CheckedCall,
@@ -145,7 +145,7 @@ def rotate_plan(
         positions = chosen_positions(positions, offsets)
     options = _Options(mode, layout, n_dims, n_offs, forward, full_tables, out_mode, transfer, variant)
     op = Rope(_PLAIN, "auto" if device is None else device)
-    with OpenClErrors(op.device_name):
+    with opencl_errors(op.device_name):
         return Plan(_prepare(op, x, cos, sin, positions, out, options))
 
 

@@ -21,7 +21,7 @@ import clrope
 from clrope import DeviceError, Rope, RopeConfig
 from clrope.call.events import all_ended
 from clrope.call.runner import Runner
-from clrope.call.runtime import QueueState, Runtime, runtime_for, runtimes
+from clrope.call.runtime import Kept, QueueState, Runtime, runtime_for, runtimes
 from clrope.emulation import emulate_rope
 from clrope.tables import rotate_plan
 
@@ -336,7 +336,7 @@ def test_no_memory_while_binding(
         patch.setattr(cl, "Buffer", refuse)
         patch.setattr("clrope.call.runtime.SMALL_BUFFER", 0)
         patch.setattr(op._target().runtime.staging, "largest", 0)  # a buffer of its own, not one that is kept
-        patch.setattr(op._target().runtime, "host_buffers", {})  # there may be one for an earlier array's address
+        patch.setattr(op._target().runtime, "host_buffers", Kept(1))  # there may be one for an earlier array's address
         with pytest.raises(DeviceError, match=r"\d+ bytes of memory could not be allocated"):
             op.plan(other, 3, transfer=transfer).run()
     assert len(runtimes.busy) == busy

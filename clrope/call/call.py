@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import note_writes, shares_memory
+from ..arrays import note_writes, views_overlap
 from ..buffer_place import HOST, buffer_place
 from ..errors import DeviceError
 from ..kernels.launch import LaunchSpec
@@ -26,7 +26,7 @@ from .events import pending, wait_on_host
 from .filled_tables import FilledTable
 from .memory import Access
 from .runner import Runner
-from .runtime import PAGE, QueueState, keep
+from .runtime import PAGE, QueueState
 from .sources import CallerTables, ConfigAngles, PositionForm, real_of
 from .transfer import COPY_CHUNK_BYTES, tokens_at_once
 
@@ -34,8 +34,6 @@ from .transfer import COPY_CHUNK_BYTES, tokens_at_once
 TABLE_BYTES = 128 << 20
 #: Runners in no use that a call keeps.
 RUNNERS_KEPT = 8
-#: Distances between two tensors whose ranges overlap that a call keeps.
-DISTANCES_KEPT = 64
 #: Makes a result like an input on a `QueueState`, and returns it with its memory.
 Maker = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -118,19 +116,12 @@ class Call:
         self.tensors = [k for k, part in enumerate(parts) if part.tensor]
         self.on_host = all(part.access != "device" for part in parts)
         self.on_device = all(part.access == "device" for part in parts)
-        #: Sides but outputs in place, and the caller's tables: number, first and last byte from element [0, 0, 0, 0]
-        #: on, whether written, view.
+        #: Sides but outputs in place, and the caller's tables: number, whether written, view.
         self._compared = [
-            (number, view.span[0] * view.itemsize, view.span[1] * view.itemsize, written, view)
-            for number, written, view in (
-                *((2 * k, part.in_place, part.x) for k, part in enumerate(parts)),
-                *((2 * k + 1, True, part.y) for k, part in enumerate(parts) if not part.in_place),
-                *((2 * len(parts) + k, False, view) for k, view in enumerate(source.sides)),
-            )
-            if view.size
+            *((2 * k, part.in_place, part.x) for k, part in enumerate(parts)),
+            *((2 * k + 1, True, part.y) for k, part in enumerate(parts) if not part.in_place),
+            *((2 * len(parts) + k, False, view) for k, view in enumerate(source.sides)),
         ]
-        #: Whether two sides, the second so many bytes behind the first, share memory.
-        self._sharing: dict[tuple[int, int, int], bool] = {}
         #: Numbers of the sides that are OpenCL arrays which are written.
         self._written = [
             2 * k + side
@@ -224,8 +215,8 @@ class Call:
 
     def overlap(self, memories: Sequence[Any]) -> bool:
         """Whether a written side shares memory with another one. memories: None for new results."""
-        spans: list[tuple[int, int, int, int, int, bool, TensorView]] = []
-        for k, first, last, written, view in self._compared:
+        before: list[tuple[int, int, bool, TensorView]] = []
+        for k, written, view in self._compared:
             memory = memories[k]
             if memory is None:
                 continue
@@ -234,24 +225,12 @@ class Call:
             else:
                 space, start = buffer_place(memory.base_data)
                 start += memory.offset
-            low, high = start + first, start + last
-            for j, other_space, other_start, other_low, other_high, other_written, other in spans:
-                if (
-                    (written or other_written) and low < other_high and other_low < high and space == other_space
-                    and self._share(j, other, k, view, start - other_start)
-                ):  # fmt: skip
+            for other, other_start, other_written, other_view in before:
+                may_not = (written or other_written) and space == other
+                if may_not and views_overlap(other_view, view, start - other_start):
                     return True
-            spans.append((k, space, start, low, high, written, view))
+            before.append((space, start, written, view))
         return False
-
-    def _share(self, j: int, a: TensorView, k: int, b: TensorView, distance: int) -> bool:
-        """Whether sides j and k, so many bytes apart, share an element: ranges of q and k in qkv only overlap."""
-        sharing = self._sharing.get((j, k, distance))
-        if sharing is None:
-            elements, rest = divmod(distance, b.itemsize)
-            sharing = b.itemsize != a.itemsize or bool(rest) or shares_memory(a, b.moved(elements))
-            keep(self._sharing, (j, k, distance), sharing, DISTANCES_KEPT)
-        return sharing
 
     def run(
         self, inputs: Sequence[Any], outputs: list[Any], memories: list[Any], value: Any, waits: Sequence[Any] = (),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceError, ShapeError, reading, shown
@@ -69,7 +69,7 @@ def all_ended(queue: pyopencl.CommandQueue) -> bool:
     return False
 
 
-def raise_opencl_error(error: BaseException | None, device_name: str) -> None:
+def raise_opencl_error(error: Exception, device_name: str) -> None:
     """Raise `DeviceError` for an error of OpenCL."""
     import pyopencl as cl
 
@@ -77,17 +77,14 @@ def raise_opencl_error(error: BaseException | None, device_name: str) -> None:
         raise DeviceError(f"device {device_name!r}: OpenCL failed: {error}") from error
 
 
-class OpenClErrors:
-    """A block whose errors of OpenCL become `DeviceError`; each call has a `try` of its own, which costs nothing."""
-
-    def __init__(self, device_name: str) -> None:
-        self._device_name = device_name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
-        raise_opencl_error(error, self._device_name)
+@contextmanager
+def opencl_errors(device_name: str) -> Iterator[None]:
+    """Raise `DeviceError` for an error of OpenCL inside. Each call has a `try` of its own, which costs nothing."""
+    try:
+        yield
+    except Exception as error:
+        raise_opencl_error(error, device_name)
+        raise
 
 
 def out_of_memory(nbytes: int, device_name: str, error: Exception) -> DeviceError:

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..kernels.launch import Launch, LaunchSpec
 from .events import out_of_memory
-from .runtime import TABLE_BYTES_KEPT, TABLES_KEPT, QueueState
-from .sources import CallerTables, ConfigAngles, PositionForm, Real, int64_rows, upload
+from .runtime import TABLE_BYTES_KEPT, TABLES_KEPT, QueueState, upload
+from .sources import CallerTables, ConfigAngles, PositionForm, Real, int64_rows
 
 if TYPE_CHECKING:
     pass

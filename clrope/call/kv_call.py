@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from ..arrays import Operand
 from ..config import RopeConfig
@@ -18,7 +17,7 @@ from ..select.norm_choice import with_wide_vectors
 from .call import Call, Step, TensorPart
 from .chunks import Chunk
 from .memory import Access
-from .prepare import part_of, state_for
+from .prepare import access_of, part_of, state_for
 from .runtime import PAGE, QueueState
 from .sources import COUNTING, ConfigAngles, PositionForm, real_of
 
@@ -29,15 +28,12 @@ _UNUSED = ConfigAngles(RopeConfig("neox", 2))
 
 def reachable(state: QueueState, arrays: Sequence[Operand]) -> Access | None:
     """Return how kernels reach arrays where they are; None if the device has memory of its own, or no such buffers."""
-    if arrays[0].kind == "opencl":
-        return "device"
-    runtime = state.runtime
-    access: Any = runtime.host_access
-    if access == "svm":
-        return "svm"
+    access = access_of(arrays[0], state.runtime, "auto", None)
+    if access in ("device", "svm"):
+        return access
     # Mapped memory may need one buffer for all.
     spans = sum((o.view.span[1] - o.view.span[0]) * o.view.itemsize + 2 * PAGE for o in arrays)
-    return None if access == "copied" or spans > runtime.info.max_alloc else access
+    return None if access == "copied" or spans > state.runtime.info.max_alloc else access
 
 
 def cache_call(

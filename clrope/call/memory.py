@@ -16,7 +16,7 @@ from ..errors import ShapeError
 from ..kernels.launch import Launch
 from ..layout import TensorView
 from .events import out_of_memory
-from .runtime import HOST_BUFFERS_KEPT, PAGE, QueueState, keep
+from .runtime import PAGE, QueueState
 
 #: Memory at an address, of which no more than the address counts.
 byte_at = (ctypes.c_ubyte * 1).from_address
@@ -155,8 +155,7 @@ class Direct:
             buffer = runtime.host_buffers.get(key)
             if buffer is None:
                 buffer = _buffer(self._state, access, low, key[1])
-                with runtime.lock:
-                    keep(runtime.host_buffers, key, buffer, HOST_BUFFERS_KEPT)
+                runtime.host_buffers.put(key, buffer)
             kept.append(buffer)
             set_arg(number, buffer)
             place((address - low) // item + start)

@@ -107,10 +107,10 @@ class Plan:
                 if getpid() != bound.call.state.runtime.pid:
                     bound.call.state.runtime.check()
                 if x is not None:
-                    bound = bound.with_inputs(x)
+                    bound = _BoundCall(bound.with_arrays(x), bound.described)
                 elif bound.described:
                     bound.check_tensors(bound.checked)
-                once = None if out is None else bound.with_outputs(out)
+                once = None if out is None else bound.with_arrays(out=out)
                 if positions is not None:
                     bound = bound.moved(positions)
                 self._bound = bound
@@ -173,35 +173,30 @@ class _BoundCall:
         self.value = moved.value
         return self
 
-    def with_inputs(self, x: Any) -> _BoundCall:
-        """Return this with other inputs, in place of which outputs are rotated in place, too."""
+    def with_arrays(self, x: Any = None, out: Any = None) -> CheckedCall:
+        """Return the call with other inputs, or with other outputs; raises `ShapeError` for what does not fit."""
         checked = self.checked
-        pairs = list(zip(checked.inputs, checked.outputs, strict=True))
-        arrays = _listed("x", x, checked)
-        inputs = [_like("x", new, was, was is out) for new, (was, out) in zip(arrays, pairs, strict=True)]
-        outputs = [new if was is out else out for new, (was, out) in zip(inputs, pairs, strict=True)]
-        return _BoundCall(self._checked(inputs, outputs, "x: is the plan's own output"), self.described)
-
-    def with_outputs(self, out: Any) -> CheckedCall:
-        """Return the call for one run with other outputs; None of a part for the plan's own."""
-        checked = self.checked
-        if any(a is b for a, b in zip(checked.inputs, checked.outputs, strict=True)):
-            raise ShapeError("out: given to a plan that rotates in place; make a plan with another `out`")
-        arrays = _listed("out", out, checked)
-        outputs = [
-            own if new is None or own is None else _like("out", new, own, True)
-            for new, own in zip(arrays, checked.outputs, strict=True)
-        ]
-        return self._checked(checked.inputs, outputs, "out: is the plan's input")
-
-    def _checked(self, inputs: list[Operand], outputs: list[Operand | None], same: str) -> CheckedCall:
-        """Return the call with other arrays; raises `ShapeError` for what does not fit. same: the error if in place."""
-        for x, out in zip(inputs, outputs, strict=True):
-            if out is not None and out is not x and check_out(x, out):
-                raise ShapeError(f"{same}, the plan was made to rotate out of place")
-        check_apart(inputs, outputs, self.checked.tables)
+        inputs, outputs = checked.inputs, checked.outputs
+        moved = [a is b for a, b in zip(inputs, outputs, strict=True)]
+        if x is not None:
+            arrays = _listed("x", x, checked)
+            inputs = [_like("x", new, was, alike) for new, was, alike in zip(arrays, inputs, moved, strict=True)]
+            outputs = [new if alike else own for new, own, alike in zip(inputs, outputs, moved, strict=True)]
+        if out is not None:
+            if any(moved):
+                raise ShapeError("out: given to a plan that rotates in place; make a plan with another `out`")
+            arrays = _listed("out", out, checked)
+            outputs = [
+                own if new is None or own is None else _like("out", new, own, True)
+                for new, own in zip(arrays, outputs, strict=True)
+            ]
+        for a, b, alike, own in zip(inputs, outputs, moved, checked.outputs, strict=True):
+            if b is not None and not alike and check_out(a, b):
+                what = "x: is the plan's own output" if b is own else "out: is the plan's input"
+                raise ShapeError(f"{what}, the plan was made to rotate out of place")
+        check_apart(inputs, outputs, checked.tables)
         checked = replace(
-            self.checked, inputs=inputs, outputs=outputs, positions=self.checked.positions._replace(value=self.value)
+            checked, inputs=inputs, outputs=outputs, positions=checked.positions._replace(value=self.value)
         )
         self.check_tensors(checked)
         for name, o in _sides(checked):

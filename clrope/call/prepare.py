@@ -75,10 +75,7 @@ class CheckedCall:
             state, sides, tuple(o.kind for o in self.tables), self.positions.form, *self.pairs, self.source,
             self.forward, self.several, self.variant, self.transfer, self._norm_forms, database.generation(),
         )  # fmt: skip
-        call: Call | None = state.runtime.calls.get(key)
-        if call is None:
-            call = self._new_call(state)
-            state.runtime.remember(key, call)
+        call: Call = state.runtime.calls.made(key, lambda: self._new_call(state))
         return call
 
     @property
@@ -111,7 +108,7 @@ class CheckedCall:
         call = self.call
         result = call.run(inputs, outputs, self.memories(), self.positions.value, waits, self.norms)
         if signed is not None and in_place == [o is x for x, o in zip(self.inputs, self.outputs, strict=True)]:
-            call.state.runtime.remember(signed, call)
+            call.state.runtime.calls.put(signed, call)
         return result
 
     def results(self, state: QueueState | None) -> list[Any]:

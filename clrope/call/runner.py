@@ -14,8 +14,8 @@ from ..norm import Norm
 from .events import all_ended, pending, wait_on_host
 from .filled_tables import Filler
 from .memory import KINDS, Access, Argument, Mapped
-from .runtime import runtimes
-from .sources import CallerTables, ConfigAngles, int64_rows, own_rows, real_of, upload
+from .runtime import runtimes, upload
+from .sources import CallerTables, ConfigAngles, int64_rows, own_rows, real_of
 from .transfer import Copied
 
 if TYPE_CHECKING:
@@ -220,14 +220,19 @@ class Runner:
 
         arrays: all OpenCL arrays of the call. written: those that it writes. keep: what holds host arrays' memory.
         """
-        state, on_device, own = self._state, self.call.on_device, self._events
-        unordered, in_order = state.unordered(arrays), state.in_order
-        before = [*waits, *state.before_writing(written)] if unordered else list(waits)
+        state, on_device, queue, own = self._state, self.call.on_device, self._queue, self._events
+        in_order, before = state.in_order, list(waits)
+        #: Those whose own queue does not keep later commands behind the launches.
+        unordered = []
         for array in arrays:
             events = array.events
             # This queue's own last launches come before in any case.
             if events and not (in_order and events == own):
                 before += events
+            if not in_order or (array.queue is not queue and array.queue != queue):
+                unordered.append(array)
+        if unordered:
+            before += state.before_writing(written)
         if before:
             before = pending(before)
             state.check_waits(before)

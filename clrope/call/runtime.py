@@ -11,12 +11,13 @@ import os
 import threading
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..device import DeviceInfo, device
 from ..device.discovery import FORKED, check_fork
@@ -26,7 +27,7 @@ from ..kernels.binaries import includes_files
 from ..kernels.build import build
 from ..kernels.launch import LaunchSpec
 from ..norm import Norm
-from .events import OpenClErrors, all_ended, out_of_memory
+from .events import all_ended, opencl_errors, out_of_memory
 
 if TYPE_CHECKING:
     import pyopencl
@@ -43,17 +44,37 @@ POOL_BYTES_KEPT = 256 << 20
 #: Bytes of cos and sin in no use that are kept at most, and the number of their tables.
 TABLE_BYTES_KEPT = 256 << 20
 TABLES_KEPT = 32
-CALLS_KEPT = 512
-PROGRAMS_KEPT = 256
-HOST_BUFFERS_KEPT = 1024
-CONSTANTS_KEPT = 256
-SCALES_KEPT = 1024
-QUEUES_KEPT = 32
-COPY_QUEUES_KEPT = 8
-FOREIGN_RUNTIMES_KEPT = 8
-TARGETS_KEPT = 64
+#: Other things that are kept: at most so many.
+CALLS_KEPT, PROGRAMS_KEPT, CONSTANTS_KEPT, HOST_BUFFERS_KEPT = 512, 256, 1024, 1024
+QUEUES_KEPT, COPY_QUEUES_KEPT, FOREIGN_RUNTIMES_KEPT, TARGETS_KEPT = 32, 8, 8, 64
 #: Property of a queue whose commands the calling thread runs (cl_intel_exec_by_local_thread).
 _LOCAL_THREAD = 1 << 31
+
+
+class Kept(dict[Any, Any]):
+    """A dictionary of the last `most` values; the oldest go. Looked up at every call, by `dict.get`."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._lock, self._most = threading.RLock(), most
+
+    def made(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return the value of a key, made if there is none."""
+        value = self.get(key)
+        if value is None:
+            with self._lock:
+                value = self.get(key)
+                if value is None:
+                    value = make()
+                    self.put(key, value)
+        return value
+
+    def put(self, key: Any, value: Any) -> None:
+        """Keep a value."""
+        with self._lock:
+            while len(self) >= self._most:
+                self.pop(next(iter(self)), None)
+            self[key] = value
 
 
 class BufferPool:
@@ -109,13 +130,6 @@ class QueueState:
                 "for them first, or use PoCL's pthread device"
             )
 
-    def unordered(self, arrays: Sequence[Any]) -> list[Any]:
-        """Return the OpenCL arrays whose own queue does not keep later commands behind those on this queue."""
-        queue = self.queue
-        if not self.in_order:
-            return list(arrays)
-        return [array for array in arrays if array.queue is not queue and array.queue != queue]
-
     def before_writing(self, arrays: Sequence[Any]) -> list[Any]:
         """Return events of all work so far on other in-order queues that OpenCL arrays are on.
 
@@ -124,7 +138,7 @@ class QueueState:
         """
         import pyopencl as cl
 
-        queues = {array.queue.int_ptr: array.queue for array in self.unordered(arrays) if array.queue is not None}
+        queues = {array.queue.int_ptr: array.queue for array in arrays if array.queue is not None}
         queues.pop(self.queue.int_ptr, None)
         events = []
         for queue in filter(_in_order, queues.values()):
@@ -150,7 +164,7 @@ class Runtime:
     context:   the context; `cl_device` its device.
     calls:     calls by signature: the one table of what `rope`, `rotate` and plans run.
     tables:    tables of cos and sin in no use, the oldest first, for the calls that read some.
-    constants: what depends on a configuration alone, uploaded once. scales: of norms, likewise.
+    constants: what depends on a configuration alone, or on a norm, uploaded once.
     host_buffers: buffers over host memory that is the device's own ('direct'), by address and size. A buffer owns no
                memory, and is used again when an array comes at its address: making one takes PoCL 10 us.
     copy_queues: in-order queues in no use, for tensors that are copied to the device.
@@ -165,13 +179,12 @@ class Runtime:
         self.cl_device = info.cl_device
         self.pid = os.getpid()
         self.lock = threading.RLock()
-        self.calls: dict[Any, Any] = {}
+        self.calls = Kept(CALLS_KEPT)
         self.tables: list[CosSinTable] = []
-        self.constants: dict[Any, Any] = {}
-        self.scales: dict[tuple[Norm, str], pyopencl.Buffer] = {}
-        self.host_buffers: dict[Any, Any] = {}
+        self.constants = Kept(CONSTANTS_KEPT)
+        self.host_buffers = Kept(HOST_BUFFERS_KEPT)
         self.copy_queues: deque[Any] = deque(maxlen=COPY_QUEUES_KEPT)
-        self._programs: dict[tuple[str, tuple[str, ...], str | None], pyopencl.Program] = {}
+        self._programs = Kept(PROGRAMS_KEPT)
 
     @property
     def queue(self) -> pyopencl.CommandQueue:
@@ -219,18 +232,13 @@ class Runtime:
 
         Raises `DeviceError` for an error of OpenCL.
         """
-        with OpenClErrors(self.info.name):
+        with opencl_errors(self.info.name):
             try:
                 yield
             except BaseException:
                 if not all_ended(queue):
                     runtimes.busy[id(memory)] = memory
                 raise
-
-    def remember(self, key: Any, call: Any) -> None:
-        """Keep a call, and of all the last `CALLS_KEPT`."""
-        with self.lock:
-            keep(self.calls, key, call, CALLS_KEPT)
 
     def leave_events(self, arrays: Sequence[Any], events: Sequence[Any], waited: Sequence[Any]) -> None:
         """Let what comes later wait for launches that read or write OpenCL arrays, on a queue out of order.
@@ -246,25 +254,19 @@ class Runtime:
 
     def program(self, spec: LaunchSpec) -> pyopencl.Program:
         """Return the program of a launch, built unless it is one of the last `PROGRAMS_KEPT`. Raises `BuildError`."""
-        key = (spec.file, spec.options, spec.source)
-        with self.lock:
-            found = self._programs.get(key)
-            if found is None or (spec.source is not None and includes_files(spec.source)):
-                found = build(self.context, self.cl_device, spec.text, spec.options, keep=True)
-                keep(self._programs, key, found, PROGRAMS_KEPT)
-            return found
+        key = spec.file, spec.options, spec.source
+        if spec.source is not None and includes_files(spec.source):
+            self._programs.pop(key, None)
+        program: pyopencl.Program = self._programs.made(
+            key, lambda: build(self.context, self.cl_device, spec.text, spec.options, keep=True)
+        )
+        return program
 
     def scale_of(self, norm: Norm, real: str) -> pyopencl.Buffer:
         """Return the scale of a norm for a computing type, uploaded once."""
-        import pyopencl as cl
-
-        found = self.scales.get((norm, real))
-        if found is None:
-            flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
-            found = cl.Buffer(self.context, flags, hostbuf=norm.scale(np.float64 if real == "f64" else np.float32))
-            with self.lock:
-                keep(self.scales, (norm, real), found, SCALES_KEPT)
-        return found
+        dtype = np.float64 if real == "f64" else np.float32
+        scale: pyopencl.Buffer = self.constants.made((norm, real), lambda: upload(self.context, norm.scale(dtype)))
+        return scale
 
     @cached_property
     def host_access(self) -> str:
@@ -311,6 +313,14 @@ class Runtime:
         return bool(np.array_equal(pages[PAGE:], pages[:PAGE]))
 
 
+def upload(context: pyopencl.Context, array: npt.NDArray[Any]) -> pyopencl.Buffer:
+    """Return a read-only buffer with a copy of an array in C order."""
+    import pyopencl as cl
+
+    flags = cl.mem_flags
+    return cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=np.ascontiguousarray(array))
+
+
 class Registry:
     """The runtimes of this process."""
 
@@ -318,11 +328,11 @@ class Registry:
         self.lock = threading.RLock()
         #: Runtimes in the package's own contexts, and in callers' ones by (context, device).
         self.own: dict[DeviceInfo, Runtime] = {}
-        self.foreign: dict[tuple[int, int], Runtime] = {}
+        self.foreign = Kept(FOREIGN_RUNTIMES_KEPT)
         #: Queues of OpenCL arrays that calls came with. Each is kept, so that its address is no other one's.
-        self.queues: dict[int, QueueState] = {}
+        self.queues = Kept(QUEUES_KEPT)
         #: The queue of each selector that a call came with.
-        self.targets: dict[Any, tuple[QueueState, Any]] = {}
+        self.targets = Kept(TARGETS_KEPT)
         #: Host memory that commands may still use, because no way to wait for them worked: it is never freed.
         self.busy: dict[int, Any] = {}
 
@@ -340,57 +350,41 @@ class Registry:
 
     def of_context(self, context: pyopencl.Context, cl_device: pyopencl.Device) -> Runtime:
         """Return the runtime of a device in a caller's context, or in the package's own."""
-        key = (context.int_ptr, cl_device.int_ptr)
-        with self.lock:
-            found = self.foreign.get(key)
-            if found is None:
-                info = device(cl_device)
-                found = self.own.get(info)
-                if found is None or found.context.int_ptr != key[0]:
-                    found = Runtime(context, info)
-                keep(self.foreign, key, found, FOREIGN_RUNTIMES_KEPT)
+
+        def new() -> Runtime:
+            info = device(cl_device)
+            own = self.own.get(info)
+            return own if own is not None and own.context.int_ptr == context.int_ptr else Runtime(context, info)
+
+        found: Runtime = self.foreign.made((context.int_ptr, cl_device.int_ptr), new)
         return found
 
     def of_queue(self, queue: pyopencl.CommandQueue) -> QueueState:
         """Return what is kept for a queue of the caller's."""
-        key = queue.int_ptr
-        state = self.queues.get(key)
-        if state is None:
-            with self.lock:
-                state = self.queues.get(key)
-                if state is None:
-                    state = QueueState(self.of_context(queue.context, queue.device), queue)
-                    keep(self.queues, key, state, QUEUES_KEPT)
-        return state
+        found: QueueState | None = self.queues.get(queue.int_ptr)
+        if found is None:
+            runtime = self.of_context(queue.context, queue.device)
+            found = self.queues.made(queue.int_ptr, lambda: QueueState(runtime, queue))
+        return found
 
     def state_of(self, selector: Any) -> QueueState:
         """Return the queue of a selector of `clrope.device`; None and names are looked up once."""
         import pyopencl as cl
 
+        if isinstance(selector, cl.CommandQueue):
+            check_fork()
+            return self.of_queue(selector)
         if selector is None:
             key: Any = (variable(b"CLROPE_DEVICE"), variable(b"PYOPENCL_CTX"))
         elif type(selector) is str:
             key = selector
         elif type(selector) is DeviceInfo:
             key = id(selector)  # its hash takes as long as a small call
-        elif isinstance(selector, cl.CommandQueue):
-            check_fork()
-            return self.of_queue(selector)
         else:
             return runtime_for(selector).state
-        found = self.targets.get(key)
-        if found is None:
-            found = runtime_for(selector).state, selector  # kept, so that its identity is no other one's
-            with self.lock:
-                keep(self.targets, key, found, TARGETS_KEPT)
-        return found[0]
-
-
-def keep(kept: dict[Any, Any], key: Any, value: Any, most: int) -> None:
-    """Keep a value in a dictionary of at most `most`; the oldest go. Looked up at every call, by `dict.get`."""
-    while len(kept) >= most:
-        kept.pop(next(iter(kept)), None)
-    kept[key] = value
+        # The selector is kept, so that its identity is no other one's.
+        found: QueueState = self.targets.made(key, lambda: (runtime_for(selector).state, selector))[0]
+        return found
 
 
 runtimes = Registry()

@@ -17,11 +17,9 @@ from ..kernels.launch import BoundRows, LaunchSpec
 from ..kernels.problem import AngleForm
 from ..layout import TensorView
 from ..positions import GivenPositions, given_positions
-from .runtime import CONSTANTS_KEPT, Runtime, keep
+from .runtime import Runtime, upload
 
 if TYPE_CHECKING:
-    import pyopencl
-
     from ..device import DeviceInfo
 
 Real = Literal["f32", "f64"]
@@ -173,15 +171,15 @@ class ConfigAngles:
     def constants(self, runtime: Runtime, real: Real) -> dict[str, Any]:
         """Return the arguments of kernels that depend on the configuration alone, its arrays uploaded once."""
         table = angle_table(self.config)
-        found: dict[str, Any] | None = runtime.constants.get(self.config)
-        if found is None:
+
+        def uploaded() -> dict[str, Any]:
             arrays: dict[str, npt.NDArray[Any]] = {"step": table.step, "step_low": table.step_low, "axis": table.axis}
             if self.config.angles == "ggml":
                 ggml = table.ggml
                 arrays = {"exponent": ggml.exponent, "factor": ggml.factor, "mix": ggml.mix, "axis": table.axis}
-            found = {name: upload(runtime.context, array) for name, array in arrays.items()}
-            with runtime.lock:
-                keep(runtime.constants, self.config, found, CONSTANTS_KEPT)
+            return {name: upload(runtime.context, array) for name, array in arrays.items()}
+
+        found: dict[str, Any] = runtime.constants.made(self.config, uploaded)
         if self.config.angles == "ggml":
             return found
         return {**found, "magnitude": (np.float64 if real == "f64" else np.float32)(table.magnitude)}
@@ -288,11 +286,3 @@ class CallerTables:
         if not self.indexed:
             arguments["index"] = upload(runtime.context, np.zeros(1, np.int64))
         return arguments
-
-
-def upload(context: pyopencl.Context, array: npt.NDArray[Any]) -> pyopencl.Buffer:
-    """Return a read-only buffer with a copy of an array in C order."""
-    import pyopencl as cl
-
-    flags = cl.mem_flags
-    return cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=np.ascontiguousarray(array))

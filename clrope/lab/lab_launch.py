@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..call.events import OpenClErrors
+from ..call.events import opencl_errors
 from ..call.runtime import runtime_for
 from ..config import RopeConfig
 from ..emulation import emulate_tables
@@ -92,7 +92,7 @@ class LabLaunch:
             cosine, sine = (np.tile(table, (spec.row_repeats, 1)) for table in tables)
             arrays |= {"cosine": cosine, "sine": sine}
         program = runtime_for(device).program(spec)
-        with OpenClErrors(device.name):
+        with opencl_errors(device.name):
             self._launch = Launch(program, spec)
             self._read = {name: GuardedBytes(queue, array, exact) for name, array in arrays.items()}
             self._launch.bind({name: guarded.memory for name, guarded in self._read.items()})
@@ -114,7 +114,7 @@ class LabLaunch:
             for k in offsets:
                 self._launch.set_offset(k, first)
             self._launch.bind({name: array.base_data})
-        with OpenClErrors(self._device.name):
+        with opencl_errors(self._device.name):
             self._launch.enqueue(self._queue)
             self._queue.finish()
 

@@ -12,6 +12,7 @@ import pytest
 from helpers import aligned_memory
 
 import clrope
+import clrope.call.runner
 import clrope.call.runtime
 import clrope.operation
 from clrope.call.runtime import TABLES_KEPT, runtime_for
@@ -139,7 +140,7 @@ def test_counting_positions_need_no_table(host: clrope.DeviceInfo, rng: np.rando
     op, x = clrope.Rope(CONFIG, host), values(rng, (1, 1, 32, 64))
     op(x, 3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clrope.call.sources, "upload", None)
+        patch.setattr(clrope.call.runner, "upload", None)
         for p in (4, 5, np.int64(6), [7], np.array([8], np.int32)):
             np.testing.assert_array_equal(op(x, p), emulate_rope(x, p, CONFIG))
 
@@ -173,7 +174,7 @@ def test_arrays_and_signatures_are_let_go(
 ) -> None:
     runtime = runtime_for(host)
     runtime.calls.clear()
-    monkeypatch.setattr(clrope.call.runtime, "CALLS_KEPT", 3)
+    monkeypatch.setattr(runtime.calls, "_most", 3)
     op = clrope.Rope(CONFIG, host)
     gone = []
     for batch in (1, 2, 3, 4, 5, 5):
