@@ -120,19 +120,10 @@ class Rope:
                 form, value = COUNTING, positions
             else:
                 form, value = self._positions(x, inputs[0].shape, positions, forward, out, layout)
-            forms = [None if n is None else n.form for n in norms]
-            signed = (
-                *key,
-                self.config,
-                self.variant,
-                forward,
-                layout,
-                several,
-                database.generation(),
-                form,
-                state,
-                *forms,
-            )
+            key += (self.config, self.variant, forward, layout, several, database.generation(), form, state)
+            if norms:
+                key += [None if n is None else n.form for n in norms]
+            signed = tuple(key)
             call = state.runtime.calls.get(signed)
             if call is None or (call.may_overlap and call.overlap(memories)):
                 in_place = [b is a for a, b in zip(inputs, given, strict=True)]

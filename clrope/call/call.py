@@ -116,11 +116,14 @@ class Call:
         self.tensors = [k for k, part in enumerate(parts) if part.tensor]
         self.on_host = all(part.access != "device" for part in parts)
         self.on_device = all(part.access == "device" for part in parts)
-        #: Sides but outputs in place, and the caller's tables: number, whether written, view.
+        #: Sides but outputs in place, and the caller's tables: number, whether written, view, first and last byte.
         self._compared = [
-            *((2 * k, part.in_place, part.x) for k, part in enumerate(parts)),
-            *((2 * k + 1, True, part.y) for k, part in enumerate(parts) if not part.in_place),
-            *((2 * len(parts) + k, False, view) for k, view in enumerate(source.sides)),
+            (number, written, view, view.span[0] * view.itemsize, view.span[1] * view.itemsize)
+            for number, written, view in (
+                *((2 * k, part.in_place, part.x) for k, part in enumerate(parts)),
+                *((2 * k + 1, True, part.y) for k, part in enumerate(parts) if not part.in_place),
+                *((2 * len(parts) + k, False, view) for k, view in enumerate(source.sides)),
+            )
         ]
         #: Numbers of the sides that are OpenCL arrays which are written.
         self._written = [
@@ -215,8 +218,8 @@ class Call:
 
     def overlap(self, memories: Sequence[Any]) -> bool:
         """Whether a written side shares memory with another one. memories: None for new results."""
-        before: list[tuple[int, int, bool, TensorView]] = []
-        for k, written, view in self._compared:
+        before: list[tuple[int, int, int, int, bool, TensorView]] = []
+        for k, written, view, first, last in self._compared:
             memory = memories[k]
             if memory is None:
                 continue
@@ -225,11 +228,13 @@ class Call:
             else:
                 space, start = buffer_place(memory.base_data)
                 start += memory.offset
-            for other, other_start, other_written, other_view in before:
-                may_not = (written or other_written) and space == other
-                if may_not and views_overlap(other_view, view, start - other_start):
+            low, high = start + first, start + last
+            for other, other_start, other_low, other_high, other_written, other_view in before:
+                ranges = low < other_high and other_low < high and (written or other_written) and space == other
+                # Those of slices of one tensor overlap, too, such as those of q and k in qkv.
+                if ranges and views_overlap(other_view, view, start - other_start):
                     return True
-            before.append((space, start, written, view))
+            before.append((space, start, low, high, written, view))
         return False
 
     def run(

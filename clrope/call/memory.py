@@ -84,18 +84,10 @@ class Device:
 
     def __init__(self, state: QueueState, arguments: Sequence[Argument]) -> None:
         self._setters = [
-            (
-                a.launch.kernel.set_arg,
-                a.number,
-                _offset_setter(a),
-                a.made,
-                a.side,
-                a.view.itemsize,
-                a.view.offset,
-                *a.span,
-            )
+            (a.launch.kernel.set_arg, a.number, _offset_setter(a), a.made, a.side, a.view.itemsize, a.view.offset,
+             *a.span)
             for a in arguments
-        ]
+        ]  # fmt: skip
 
     def bind(self, memories: Sequence[Any]) -> None:
         """Set the arguments; raises `ShapeError` for an array that does not lie within its buffer."""

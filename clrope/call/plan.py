@@ -18,7 +18,7 @@ from ..kernels.launch import LaunchSpec
 from ..kernels.variant import Variant
 from ..positions import chosen_positions
 from .events import check_events, raise_opencl_error
-from .prepare import CheckedCall, originals, positions_for
+from .prepare import CheckedCall, memories_of, originals, positions_for
 from .runner import Runner
 from .sources import COUNTING, LIMIT, CallerTables
 
@@ -133,7 +133,7 @@ class _BoundCall:
     def __init__(self, checked: CheckedCall, described: dict[int, tuple[Any, ...]]) -> None:
         self.checked, self.call, self.value = checked, checked.call, checked.positions.value
         self._inputs, self._outputs = originals(checked.inputs), originals(checked.outputs)
-        self._memories = checked.memories()
+        self._memories = memories_of(checked.inputs, checked.outputs, checked.tables)
         self.result = tuple(self._outputs) if checked.several else self._outputs[0]
         sides = [o for _, o in _sides(checked)]
         self.described = {id(o): described.get(id(o)) or _description(o.original) for o in sides if o.kind == "torch"}

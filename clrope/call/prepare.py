@@ -106,7 +106,8 @@ class CheckedCall:
             return tuple(results) if self.several else results[0]
         inputs, outputs = originals(self.inputs), originals(self.outputs)
         call = self.call
-        result = call.run(inputs, outputs, self.memories(), self.positions.value, waits, self.norms)
+        memories = memories_of(self.inputs, self.outputs, self.tables)
+        result = call.run(inputs, outputs, memories, self.positions.value, waits, self.norms)
         if signed is not None and in_place == [o is x for x, o in zip(self.inputs, self.outputs, strict=True)]:
             call.state.runtime.calls.put(signed, call)
         return result
@@ -117,10 +118,6 @@ class CheckedCall:
             result_maker(x)[0](x.original, state)[0] if out is None else out.original
             for x, out in zip(self.inputs, self.outputs, strict=True)
         ]
-
-    def memories(self) -> list[Any]:
-        """Return the memory of each side as `Call.run` takes it; None for new results."""
-        return memories_of(self.inputs, self.outputs, self.tables)
 
 
 def check_transfer(transfer: Any) -> None:

@@ -46,7 +46,13 @@ class Runner:
         self._slots: Any = None
         #: Of the last launches on OpenCL arrays.
         self._events: list[Any] = []
-        self._constants = self._bind_constants()
+        #: Arguments that neither memory nor positions change.
+        self._constants: list[Any] = []
+        for step, launch in zip(call.steps, self.launches, strict=True):
+            if step.variant.angles == "fused":
+                real = real_of(step.problem.dtype)
+                self._constants.append(call.source.table_arguments(call.state.runtime, step.chunk.rows, real))
+                launch.bind(self._constants[-1])
         #: Positions that are a number of each launch, and those that are rows in a buffer.
         self._scalars = [
             (launch.set_number, launch.indices(step.number)[0], call.source.first_row(step.chunk.rows))
@@ -67,17 +73,6 @@ class Runner:
         #: Nothing but launches and a wait: no maps, no copies, no tables.
         self.plain = not (self._mapped or call.copied or call.tables)
         self._enqueues = [launch.bound(self._queue) for launch in self._direct]
-
-    def _bind_constants(self) -> list[Any]:
-        """Set the arguments that neither memory nor positions change; returns what must stay alive."""
-        kept: list[Any] = []
-        for step, launch in zip(self.call.steps, self.launches, strict=True):
-            if step.variant.angles == "fused":
-                assert isinstance(self.call.source, ConfigAngles)
-                real = real_of(step.problem.dtype)
-                kept.append(self.call.source.table_arguments(self._state.runtime, step.chunk.rows, real))
-                launch.bind(kept[-1])
-        return kept
 
     def _arguments(self) -> list[tuple[Access, Argument]]:
         """Return the memory arguments of all launches but those of copied tensors, with how each is reached."""
@@ -116,18 +111,19 @@ class Runner:
     def place(self, value: Any) -> None:
         """Set the positions: an int from which they count, or int64[axes, rows]; as the call's form says."""
         known = self._value
-        if value is known or (value == known if isinstance(value, int) else np.array_equal(value, known)):
+        if value == known if type(value) is int else value is known or np.array_equal(value, known):
             return  # rows are copies of their own, which nobody changes
         self._value = None  # until all launches have the new one
         for set_number, number, start in self._scalars:
             set_number(number, int64_bytes(value + start))
-        uploads = []
-        for step, launch in self._rows:
-            rows = step.chunk.rows
-            own = int64_rows(value, rows) if step.variant.angles == "fused" else own_rows(value, rows, launch.spec)
-            uploads.append(upload(self._state.runtime.context, own))
-            launch.bind({"positions": uploads[-1]})
-        self._uploads = uploads  # OpenCL keeps no reference to buffers given as arguments before the launch
+        if self._rows:
+            uploads = []  # OpenCL keeps no reference to buffers given as arguments before the launch
+            for step, launch in self._rows:
+                rows = step.chunk.rows
+                own = int64_rows(value, rows) if step.variant.angles == "fused" else own_rows(value, rows, launch.spec)
+                uploads.append(upload(self._state.runtime.context, own))
+                launch.bind({"positions": uploads[-1]})
+            self._uploads = uploads
         self._value = value
 
     def bind_norms(self, norms: tuple[Norm | None, ...]) -> None:
@@ -251,16 +247,20 @@ class Runner:
             raise
 
     def _leave(self, events: list[Any], waited: list[Any], unordered: Sequence[Any], written: Sequence[Any]) -> None:
-        """Give each written array the events of the launches.
+        """Give each written array the events of the launches, and those arrays that their queue does not keep in order.
 
-        Every launch waited for the array's earlier events, so they need not be kept. Inputs get the events, too, if
-        their queue does not keep what comes later behind these launches: what writes an input has to wait for its
-        reads. Parts of one array share their list of events.
+        Every launch waited for the array's earlier events, so they need not be kept. What writes an unordered input has
+        to wait for its reads. Parts of one array share their list of events.
         """
         if unordered:
-            self._state.runtime.leave_events(unordered, events, waited)
-            known = {id(array.events) for array in unordered}
-            written = [array for array in written if id(array.events) not in known]
+            known = [*waited, *events]
+            with self._state.runtime.lock:  # other threads may read the same arrays
+                for array in unordered:
+                    # What has ended leaves the list, which would grow otherwise.
+                    others = [e for e in array.events if e not in known and e.command_execution_status]
+                    array.events[:] = [*others, *events]
+            shared = {id(array.events) for array in unordered}
+            written = [array for array in written if id(array.events) not in shared]
         for array in written:
             array.events[:] = events
         self._events = events

@@ -240,18 +240,6 @@ class Runtime:
                     runtimes.busy[id(memory)] = memory
                 raise
 
-    def leave_events(self, arrays: Sequence[Any], events: Sequence[Any], waited: Sequence[Any]) -> None:
-        """Let what comes later wait for launches that read or write OpenCL arrays, on a queue out of order.
-
-        waited: what the launches waited for, so that nothing else has to. With what has ended it leaves the arrays'
-        lists, which would grow otherwise. Several arrays may share one list.
-        """
-        known = [*waited, *events]
-        with self.lock:  # other threads may read the same arrays
-            for array in arrays:
-                others = [e for e in array.events if e not in known and e.command_execution_status]
-                array.events[:] = [*others, *events]
-
     def program(self, spec: LaunchSpec) -> pyopencl.Program:
         """Return the program of a launch, built unless it is one of the last `PROGRAMS_KEPT`. Raises `BuildError`."""
         key = spec.file, spec.options, spec.source
@@ -369,11 +357,6 @@ class Registry:
 
     def state_of(self, selector: Any) -> QueueState:
         """Return the queue of a selector of `clrope.device`; None and names are looked up once."""
-        import pyopencl as cl
-
-        if isinstance(selector, cl.CommandQueue):
-            check_fork()
-            return self.of_queue(selector)
         if selector is None:
             key: Any = (variable(b"CLROPE_DEVICE"), variable(b"PYOPENCL_CTX"))
         elif type(selector) is str:
@@ -381,10 +364,12 @@ class Registry:
         elif type(selector) is DeviceInfo:
             key = id(selector)  # its hash takes as long as a small call
         else:
-            return runtime_for(selector).state
-        # The selector is kept, so that its identity is no other one's.
-        found: QueueState = self.targets.made(key, lambda: (runtime_for(selector).state, selector))[0]
-        return found
+            runtime = runtime_for(selector)
+            return self.of_queue(selector) if hasattr(selector, "flush") else runtime.state
+        found = self.targets.get(key)
+        if found is None:  # the selector is kept, so that its identity is no other one's
+            found = self.targets.made(key, lambda: (runtime_for(selector).state, selector))
+        return found[0]  # type: ignore[no-any-return]
 
 
 runtimes = Registry()
