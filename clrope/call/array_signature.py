@@ -89,7 +89,9 @@ def signature(
 
     Outputs are None for new ones. None if an array needs a closer look, or if only some are on the host.
     """
-    outputs: list[Any] = [out] * len(inputs) if out is None or not several else list(out) if _is_list(out) else []
+    outputs: list[Any] = (
+        [out] * len(inputs) if out is None or not several else list(out) if type(out) in (tuple, list) else []
+    )
     if len(outputs) != len(inputs) or not inputs:
         return None
     key: list[Any] = []
@@ -116,10 +118,6 @@ def signature(
             memories.append(described[1])
         before = a
     return key, outputs, memories, on_host
-
-
-def _is_list(out: Any) -> bool:
-    return type(out) is tuple or type(out) is list
 
 
 def result_maker(x: Operand) -> tuple[Maker, TensorView, int]:

@@ -207,12 +207,7 @@ def part_of(
     x: Operand, out: Operand | None, access: Access, pairs: PairLayout, norm: NormForm | None = None
 ) -> TensorPart:
     """Return a tensor of a call: out None for a new output, x itself in place."""
-    y, make = x.view, None
-    alignment = alignment_of_operand(x if out is None else out)
-    if out is None:
-        make, y, alignment = result_maker(x)
-    else:
-        y = out.view
+    make, y, alignment = result_maker(x) if out is None else (None, out.view, alignment_of_operand(out))
     own = alignment_of_operand(x)
     tensor = out is not None and out.kind == "torch"
     return TensorPart(_unplaced(x.view), _unplaced(y), own, alignment, out is x, access, pairs, make, tensor, norm)
