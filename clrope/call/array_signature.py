@@ -99,9 +99,9 @@ def signature(
     types = _opencl_types()
     opencl_array = types[1]
     on_host = type(inputs[0]) is not opencl_array
-    sides = [*inputs, *outputs]
-    if several:
-        sides = [side for pair in zip(inputs, outputs) for side in pair]  # noqa: B905 - of one length
+    sides: list[Any] = []
+    for pair in zip(inputs, outputs):  # noqa: B905 - of one length
+        sides += pair
     before: Any = types
     for a in (*sides, *tables):
         if a is None and len(key) % 2:
