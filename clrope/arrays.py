@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -178,23 +178,26 @@ def operands_overlap(a: Operand, b: Operand) -> bool:
     if not (a.view.size and b.view.size):
         return False
     (space, x), (other, y) = a.place, b.place
-    if space != other:
-        return False
+    x, y = x - a.view.offset * a.view.itemsize, y - b.view.offset * b.view.itemsize
+    return space == other and views_overlap(a.view, b.view, y - x)
+
+
+def views_overlap(a: TensorView, b: TensorView, distance: int) -> bool:
+    """Whether two views share a byte. distance: bytes from the memory that a's offset counts from to that of b's."""
     # Usually the ranges of the views are apart, and nothing else has to be looked at.
-    (x0, x1), (y0, y1), m, n = a.view.span, b.view.span, a.view.itemsize, b.view.itemsize
-    x, y = x - a.view.offset * m, y - b.view.offset * n
-    if x + x1 * m <= y + y0 * n or y + y1 * n <= x + x0 * m:
+    (a0, a1), (b0, b1), m, n = a.span, b.span, a.itemsize, b.itemsize
+    if a1 * m <= distance + b0 * n or distance + b1 * n <= a0 * m:
         return False
-    if m != n or (x - y) % m:
-        return True
-    return shares_memory(a.view, b.view.moved((y - x) // m))
+    return m != n or bool(distance % m) or shares_memory(a, b, distance // m)
 
 
-def shares_memory(a: TensorView, b: TensorView) -> bool:
-    """Whether two views of one buffer (offsets in elements of the same size) have an element in common.
+@lru_cache(maxsize=64)
+def shares_memory(a: TensorView, b: TensorView, distance: int = 0) -> bool:
+    """Whether two views have an element in common, b's offset counting from so many elements behind a's.
 
     Solved exactly by NumPy; where that takes too long, overlapping spans count as overlap.
     """
+    b = b.moved(distance)
     (a0, a1), (b0, b1) = a.span, b.span
     if a1 <= b0 or b1 <= a0:
         return False
@@ -293,19 +296,14 @@ def within_storage(tensor: Any) -> bool:
 
 def tensor_address(x: Any) -> int:
     """Return the address of a torch tensor's first element; 0 where `operand` has to look at the tensor."""
-    if x.requires_grad or not x.is_cpu:
+    # Within a level of forward-mode differentiation it may have a tangent.
+    if x.requires_grad or not x.is_cpu or getattr(sys.modules["torch"].autograd.forward_ad, "_current_level", 0) >= 0:
         return 0
     try:
         address = 0 if x.is_neg() or x.is_nested else x.data_ptr()
         return int(address) if address and within_storage(x) else 0
     except RuntimeError:  # sparse, nested, or wrapped by `torch.func`
         return 0
-
-
-def may_have_tangents() -> bool:
-    """Whether torch tensors may have tangents, within a level of forward-mode differentiation; imports nothing."""
-    torch = sys.modules.get("torch")
-    return torch is not None and getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0
 
 
 def note_writes(tensors: Sequence[Any]) -> None:

@@ -15,7 +15,7 @@ from .call.array_signature import signature
 from .call.events import check_events, opencl_errors, wait_on_host
 from .call.kv_call import cache_call, move_call, reachable, shift_call
 from .call.memory import Access
-from .call.prepare import inputs_of, memories_of, memory_of, outputs_of
+from .call.prepare import inputs_of, memories_of, memory_of, originals, outputs_of
 from .call.runtime import QueueState
 from .call.sources import ConfigAngles, positions_of
 from .config import RopeConfig
@@ -146,10 +146,10 @@ class _CacheWrite(NamedTuple):
         if call is None:
             return self._in_two(state, access, inputs, arrays, slots, waits)
         if signed is not None:
-            state.runtime.remember(signed, call)
+            state.runtime.calls.put(signed, call)
         outputs = [None if out is None else out.original, *(o.original for o in arrays.sides)]
         memories = memories_of(inputs, [out, *arrays.sides], [])
-        return call.run(_originals(inputs), outputs, memories, where.value, waits, self.norms, slots)[0]
+        return call.run(originals(inputs), outputs, memories, where.value, waits, self.norms, slots)[0]
 
     def _in_two(
         self, state: QueueState, access: Access | None, inputs: list[Operand], arrays: CacheArrays,
@@ -241,7 +241,7 @@ def _moved(
             note_writes(tensors)
         return
     call = move_call(state, access, rows, sides, from_cache=False)
-    call.run(_originals(rows), [o.original for o in sides], memories_of(rows, sides, []), 0, (), (), slots)
+    call.run(originals(rows), [o.original for o in sides], memories_of(rows, sides, []), 0, (), (), slots)
 
 
 def _gathered(
@@ -262,9 +262,5 @@ def _gathered(
         keys = np.empty(shape, DTYPES[side.view.dtype])
     to = operand(keys, "bsnd", writable=True)
     call = move_call(state, access, [side], [to], from_cache=True)
-    call.run(_originals([side]), [keys], memories_of([side], [to], []), 0, waits, (), slots)
+    call.run(originals([side]), [keys], memories_of([side], [to], []), 0, waits, (), slots)
     return keys
-
-
-def _originals(operands: Sequence[Operand]) -> list[Any]:
-    return [o.array if o.kind == "opencl" else o.original for o in operands]

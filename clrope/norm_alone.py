@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .call.events import check_events, launch_error
-from .call.plan import Plan
-from .call.prepare import CheckedCall, Setup, inputs_of, memories_of, outputs_of
+from .call.events import check_events, opencl_errors
+from .call.prepare import CheckedCall, inputs_of, outputs_of
 from .call.sources import COUNTING, ConfigAngles, Positions
 from .config import RopeConfig
-from .errors import ConfigError, shown
+from .errors import ConfigError
 from .kernels.problem import PairLayout
 from .norm import check_shapes, checked_norms
 from .operation import Rope
@@ -49,16 +48,9 @@ def rms_norm(
     check_shapes(norms, shapes)
     outputs = outputs_of(inputs, out, not several, layout)
     pairs = [PairLayout.none(shape[3]) for shape in shapes]
-    setup = Setup(pairs, ConfigAngles(_UNUSED), True, several, None, "auto", norms)
-    prepared = CheckedCall(setup, inputs, outputs, [], Positions(COUNTING, 0), op.target_of)
-    try:
-        if prepared.empty:
-            return Plan(prepared).run()
-        given = [None if o is None else o.original for o in outputs]
-        arrays = [o.array if o.kind == "opencl" else o.original for o in inputs]
-        return prepared.call().run(arrays, given, memories_of(inputs, outputs, []), 0, waits, norms)
-    except Exception as error:
-        failure = launch_error(shown(device, str), error)
-        if failure is not None:
-            raise failure from error
-        raise
+    checked = CheckedCall(
+        inputs, outputs, [], Positions(COUNTING, 0), pairs, ConfigAngles(_UNUSED), True, several, None, "auto", norms,
+        op.target_of,
+    )  # fmt: skip
+    with opencl_errors(op.device_name):
+        return checked.run(waits)

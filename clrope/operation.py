@@ -11,13 +11,12 @@ import numpy.typing as npt
 
 from .arrays import Operand, check_forward
 from .call.array_signature import signature
-from .call.call import Call
-from .call.events import check_events, launch_error, opencl_errors
+from .call.events import check_events, opencl_errors, raise_opencl_error
+from .call.filled_tables import fill_on_host
 from .call.plan import Plan
-from .call.prepare import CheckedCall, Transfer, call_text, memories_of, prepare
-from .call.runtime import QueueState, queue_for, runtimes
+from .call.prepare import CheckedCall, Transfer, call_text, prepare
+from .call.runtime import QueueState, runtime_for, runtimes
 from .call.sources import COUNTING, LIMIT, ConfigAngles, PositionForm, positions_of
-from .call.table_fill import filled
 from .config import RopeConfig
 from .device import DeviceInfo
 from .device import device as chosen_device
@@ -114,8 +113,7 @@ class Rope:
             if (forward is True or forward is False) and type(layout) is str:
                 found = signature(inputs, several, out)
             if found is None:
-                call, prepared = self._prepared(x, positions, forward, out, layout, "auto", norms)
-                return self._run(call, prepared, waits)
+                return self._checked(x, positions, forward, out, layout, "auto", norms).run(waits)
             key, given, memories, on_host = found
             state = self.target_of_memories(memories, on_host)
             if type(positions) is int and -_PLAIN <= positions <= _PLAIN:
@@ -128,17 +126,11 @@ class Rope:
             signed = tuple(key)
             call = state.runtime.calls.get(signed)
             if call is None or (call.may_overlap and call.overlap(memories)):
-                call, prepared = self._prepared(x, positions, forward, out, layout, "auto", norms)
-                result = self._run(call, prepared, waits)
-                in_place = [o is a for a, o in zip(prepared.inputs, prepared.outputs, strict=True)]
-                if call is not None and in_place == [b is a for a, b in zip(inputs, given, strict=True)]:
-                    state.runtime.remember(signed, call)
-                return result
+                in_place = [b is a for a, b in zip(inputs, given, strict=True)]
+                return self._checked(x, positions, forward, out, layout, "auto", norms).run(waits, signed, in_place)
             return call.run(inputs, given, memories, value, waits, norms)
         except Exception as error:
-            failure = launch_error(self.device_name, error)
-            if failure is not None:
-                raise failure from error
+            raise_opencl_error(error, self.device_name)
             raise
 
     def _positions(
@@ -150,16 +142,8 @@ class Rope:
             batch = shape[letters.index("b")] if "b" in letters else 1
             return positions_of(positions, self.config, batch, shape[letters.index("s")])
         except (ShapeError, ConfigError):
-            self._prepared(x, positions, forward, out, layout, "auto")  # raises what is wrong with x first
+            self._checked(x, positions, forward, out, layout, "auto")  # raises what is wrong with x first
             raise
-
-    def _run(self, call: Call | None, prepared: CheckedCall, waits: Sequence[Any]) -> Any:
-        if call is None:
-            return Plan(prepared).run()
-        outputs = [None if o is None else o.original for o in prepared.outputs]
-        memories = memories_of(prepared.inputs, prepared.outputs, prepared.tables)
-        inputs = [o.array if o.kind == "opencl" else o.original for o in prepared.inputs]
-        return call.run(inputs, outputs, memories, prepared.positions.value, waits, prepared.setup.norms)
 
     def plan(
         self,
@@ -181,19 +165,21 @@ class Rope:
         positions = chosen_positions(positions, offsets)
         norms = checked_norms(norm, x)
         with opencl_errors(self.device_name):
-            return Plan(self._prepared(x, positions, forward, out, layout, transfer, norms)[1])
+            return Plan(self._checked(x, positions, forward, out, layout, transfer, norms))
 
-    def _prepared(
+    def _checked(
         self, x: Any, positions: Any, forward: Any, out: Any, layout: str, transfer: Transfer,
         norms: tuple[Norm | None, ...] = (),
-    ) -> tuple[Call | None, CheckedCall]:  # fmt: skip
-        """Return the call of these arguments (None: there is nothing to rotate), and what it is run with."""
+    ) -> CheckedCall:  # fmt: skip
+        """Return the checked call of these arguments, for which there is a kernel."""
         try:
-            forward = check_forward(forward)
-            prepared = prepare(
-                self.config, self.variant, x, positions, forward, out, layout, transfer, self.target_of, norms
+            checked = prepare(
+                self.config, self.variant, x, positions, check_forward(forward), out, layout, transfer, self.target_of,
+                norms,
             )  # fmt: skip
-            return None if prepared.empty else prepared.call(), prepared
+            if not checked.empty:
+                checked.call  # noqa: B018 - selected and built now
+            return checked
         except (ShapeError, ConfigError) as error:
             raise type(error)(f"{error}\n  in {call_text(x, positions, self.config, layout)}") from error
 
@@ -217,7 +203,7 @@ class Rope:
             with opencl_errors(self.device_name):
                 own = self._target()
                 own.runtime.check()
-                filled(own, ConfigAngles(config), form, where.rows, results)
+                fill_on_host(own, ConfigAngles(config), form, where.rows, results)
         return results[0], results[1]
 
     @property
@@ -244,11 +230,11 @@ class Rope:
         for array in arrays:
             if array is not None and array.queue is not queue and array.context != first.context:
                 raise ShapeError("x: the arrays live in different OpenCL contexts")
-        state = runtimes.of_queue(queue if queue is not None else queue_for(first.context))
+        state = runtimes.of_queue(queue) if queue is not None else runtime_for(first.context).state
         if self._selector is not None:
-            wanted, found = self._target().runtime, state.runtime
+            wanted, found = (self._own or self._target()).runtime.info, state.runtime.info
             if wanted is not found and wanted.cl_device != found.cl_device:
-                raise DeviceError(f"device: {wanted.info.name!r} was asked for, but x lives on {found.info.name!r}")
+                raise DeviceError(f"device: {wanted.name!r} was asked for, but x lives on {found.name!r}")
         return state
 
     def target_of_memories(self, memories: Sequence[Any], on_host: bool) -> QueueState:
@@ -261,9 +247,7 @@ class Rope:
     def target_of(self, operands: Sequence[Operand]) -> QueueState:
         """Return the queue: the arrays' own where they are on a device. Raises `DeviceError`, `ShapeError`."""
         arrays = [o.array for o in operands if o.kind == "opencl"]
-        state = self._state_of(arrays) if arrays else self._target()
-        state.runtime.check()
-        return state
+        return self.target_of_memories(arrays, not arrays)
 
 
 def _unpickled(config: RopeConfig, device: Any, variant: Variant | None) -> Rope:

@@ -11,16 +11,13 @@ import numpy.typing as npt
 
 from .arrays import Operand, check_apart, check_forward, operand, refuse_buffer
 from .call.array_signature import signature
-from .call.call import Call
-from .call.events import check_events, launch_error, opencl_errors
+from .call.events import check_events, opencl_errors, raise_opencl_error
 from .call.plan import Plan
 from .call.prepare import (
     CheckedCall,
-    Setup,
     Transfer,
     check_transfer,
     inputs_of,
-    memories_of,
     outputs_of,
     positions_for,
 )
@@ -102,35 +99,23 @@ def rotate(
     op = Rope(_PLAIN, "auto" if device is None else device)
     try:
         found = _signed(op, x, cos, sin, positions, out, options)
-        call: Call | None = None
-        if found is not None:
-            signed, inputs, given, memories, state = found
-            call = state.runtime.calls.get(signed)
-            if (
-                call is not None
-                and not (n_dims is None and _may_be_doubled(inputs[0], cos, layout))
-                and not (call.may_overlap and call.overlap(memories))
-            ):
-                value = 0
-                if positions is not None:
-                    value = call.source.positions(positions, call.batch, call.seq).value
-                return call.run(inputs, given, memories, value, waits)
-        prepared = _prepare(op, x, cos, sin, positions, out, options)
-        if prepared.empty:
-            return Plan(prepared).run()
-        call = prepared.call()
-        if found is not None:
-            in_place = [o is a for a, o in zip(prepared.inputs, prepared.outputs, strict=True)]
-            if in_place == [b is a for a, b in zip(inputs, given, strict=True)]:
-                state.runtime.remember(signed, call)
-        outputs = [None if o is None else o.original for o in prepared.outputs]
-        arrays = [o.array if o.kind == "opencl" else o.original for o in prepared.inputs]
-        own = memories_of(prepared.inputs, prepared.outputs, prepared.tables)
-        return call.run(arrays, outputs, own, prepared.positions.value, waits)
+        if found is None:
+            return _prepare(op, x, cos, sin, positions, out, options).run(waits)
+        signed, inputs, given, memories, state = found
+        call = state.runtime.calls.get(signed)
+        if (
+            call is None
+            or (n_dims is None and _may_be_doubled(inputs[0], cos, layout))
+            or (call.may_overlap and call.overlap(memories))
+        ):
+            in_place = [b is a for a, b in zip(inputs, given, strict=True)]
+            return _prepare(op, x, cos, sin, positions, out, options).run(waits, signed, in_place)
+        value = 0
+        if positions is not None:
+            value = call.source.positions(positions, call.batch, call.seq).value
+        return call.run(inputs, given, memories, value, waits)
     except Exception as error:
-        failure = launch_error(shown(device, str), error)
-        if failure is not None:
-            raise failure from error
+        raise_opencl_error(error, op.device_name)
         raise
 
 
@@ -161,9 +146,8 @@ def rotate_plan(
         positions = chosen_positions(positions, offsets)
     options = _Options(mode, layout, n_dims, n_offs, forward, full_tables, out_mode, transfer, variant)
     op = Rope(_PLAIN, "auto" if device is None else device)
-    prepared = _prepare(op, x, cos, sin, positions, out, options)
-    with opencl_errors(shown(device, str)):
-        return Plan(prepared)
+    with opencl_errors(op.device_name):
+        return Plan(_prepare(op, x, cos, sin, positions, out, options))
 
 
 def _signed(
@@ -250,12 +234,14 @@ def _prepare(
         tuple(o.view.moved(-o.view.offset) for o in (cosine, sine)),  # type: ignore[arg-type]
         2 * pairs if full else pairs, pairs, step, distance, full, positions is not None,
     )  # fmt: skip
-    setup = Setup([layout_of_pairs] * len(inputs), source, forward, several, variant, transfer)
     check_apart([], outputs, [cosine, sine])
     where = Positions(PositionForm(True, 1, seq if rows > 1 else 0, False), 0)
     if positions is not None:
-        where = positions_for(setup, inputs, positions)
-    return CheckedCall(setup, inputs, outputs, [cosine, sine], where, op.target_of)
+        where = positions_for(source, inputs, positions)
+    return CheckedCall(
+        inputs, outputs, [cosine, sine], where, [layout_of_pairs] * len(inputs), source, forward, several, variant,
+        transfer, (), op.target_of,
+    )  # fmt: skip
 
 
 def _tables(x: Operand, cos: Any, sin: Any) -> tuple[Operand, Operand]:

@@ -144,6 +144,8 @@ def _poisoned_results() -> Iterator[None]:
 
 def fill_with_poison(made: Any) -> None:
     """Fill a new array of any kind."""
+    if 0 in made.shape:
+        return
     if isinstance(made, np.ndarray):
         made.reshape(-1).view(np.uint8).fill(POISON)
     elif hasattr(made, "base_data"):

@@ -126,7 +126,7 @@ def test_two_launches(
 ) -> None:
     """Heads that are not contiguous, pairs that are no vectors; and where the host writes the rows."""
     if access != "svm or direct":
-        monkeypatch.setattr(runtime_for(device), "_host_access", access)
+        monkeypatch.setattr(runtime_for(device), "host_access", access)
     for fields in ({"spread": 2, "norm": {"rounding": "each"}}, {"head_dim": 34, "v_dim": 7}, {"v_dim": 33}):
         call = given(rng, "f16", "bf16", "NHD", attn_factor=1.5, **fields)
         call.check(call.run(device))
@@ -143,7 +143,7 @@ def test_shift(
 ) -> None:
     """Keys of slots turn by their own deltas, without YaRN's magnitude; others, and values, keep their bytes."""
     if access != "svm or direct":
-        monkeypatch.setattr(runtime_for(device), "_host_access", access)
+        monkeypatch.setattr(runtime_for(device), "host_access", access)
     yarn = {"ext_factor": 1.0, "freq_scale": 0.25, "n_ctx_orig": 4096}
     for dtype, head_dim, fields in (("f16", 64, yarn), ("bf16", 128, {"mode": "normal"}), ("f32", 34, {})):
         call = given(rng, "f32", dtype, kind, head_dim=head_dim, **fields)

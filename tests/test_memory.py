@@ -80,7 +80,7 @@ def copying(
     in_order = getattr(request, "param", True)
     unordered = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
     queue = cl.CommandQueue(context, properties=0 if in_order else unordered)
-    monkeypatch.setattr(runtime_for(queue), "_host_access", "mapped")
+    monkeypatch.setattr(runtime_for(queue), "host_access", "mapped")
     yield Rope(RopeConfig("neox"), queue), made
     del context
 
@@ -137,7 +137,7 @@ def test_memory_that_this_driver_maps(
 ) -> None:
     context = cl.Context([device.cl_device])
     queue = cl.CommandQueue(context)
-    monkeypatch.setattr(runtime_for(queue), "_host_access", "mapped")
+    monkeypatch.setattr(runtime_for(queue), "host_access", "mapped")
     fused = rng.uniform(-1, 1, (1, 12, 12, 16)).astype(np.float32)[:, :, 1:]
     tensors = np.split(fused, [7], 2)
     for out in (None, tensors):
@@ -159,7 +159,7 @@ def test_tensors_too_large_for_one_buffer_are_copied(
     parts = fused[:, :, :2], fused[:, :, 2:]
     for limit, access in ((3 * fused.nbytes, "mapped"), (fused.nbytes, "copied")):
         small = with_largest_allocation(device, limit)
-        monkeypatch.setattr(runtime_for(small), "_host_access", "mapped")
+        monkeypatch.setattr(runtime_for(small), "host_access", "mapped")
         want = emulate_rope(fused, 3, RopeConfig("neox"))
         plan = Rope(RopeConfig("neox"), small).plan(parts, 3, out=parts)
         assert (plan.launches == 2) is (access == "copied")

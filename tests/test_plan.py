@@ -17,7 +17,7 @@ import clrope
 from clrope import DeviceError, Rope, RopeConfig, ShapeError
 from clrope.call.call import Call
 from clrope.call.chunks import Chunk, chunks, chunks_that_fit
-from clrope.call.runner import Runner
+from clrope.call.filled_tables import Filler
 from clrope.call.runtime import queue_for, runtime_for
 from clrope.emulation import emulate_rope
 from clrope.kernels.variant import Variant
@@ -252,16 +252,16 @@ def test_chunks_cover_every_token_once(rng: np.random.Generator) -> None:
                 assert row == (c.batches.start + k) * stride + c.tokens.start
                 assert row + s <= c.rows.stop
         assert (seen == 1).all()
-    with pytest.raises(DeviceError, match="y: one token alone"):
-        chunks_that_fit(2, 3, 0, 10, lambda _: False, "y")
-    small = chunks_that_fit(1, 8, 0, 100, lambda c: c.tokens.stop - c.tokens.start <= 3, "y")
+    with pytest.raises(DeviceError, match="x: one token alone"):
+        chunks_that_fit(2, 3, 0, 10, lambda _: False)
+    small = chunks_that_fit(1, 8, 0, 100, lambda c: c.tokens.stop - c.tokens.start <= 3)
     assert all(isinstance(c, Chunk) for c in small)
     assert len(small) == 4  # 8, 4, 2 tokens
 
 
 def test_the_size_of_chunks() -> None:
     def cut(batches: int, tokens: int, stride: int, most: int) -> list[Chunk]:
-        return chunks_that_fit(batches, tokens, stride, most, lambda _: True, "y")
+        return chunks_that_fit(batches, tokens, stride, most, lambda _: True)
 
     assert cut(3, 5, 5, 99) == [Chunk(slice(0, 3), slice(0, 5), slice(0, 15), 5)]
     assert cut(3, 5, 0, 99) == [Chunk(slice(0, 3), slice(0, 5), slice(0, 5), 0)]
@@ -276,7 +276,7 @@ def test_the_size_of_chunks() -> None:
     assert [c.batches for c in cut(8, 1, 0, 4)] == [slice(0, 4), slice(4, 8)]
     assert cut(0, 5, 5, 9) == []
     assert sum(c.batches.stop - c.batches.start for c in cut(2, 0, 0, 9)) == 2
-    assert len(chunks_that_fit(1, 2, 0, 9, lambda c: c.tokens.stop - c.tokens.start == 1, "y")) == 2
+    assert len(chunks_that_fit(1, 2, 0, 9, lambda c: c.tokens.stop - c.tokens.start == 1)) == 2
     # One token, then halves, rounded up: 100 -> 50 -> 25 -> 13 (of which the last, of 9, would fit) -> 7.
     tried: list[int] = []
 
@@ -284,7 +284,7 @@ def test_the_size_of_chunks() -> None:
         tried.append(chunk.tokens.stop - chunk.tokens.start)
         return tried[-1] <= 9
 
-    found = chunks_that_fit(1, 100, 0, 10**9, fits, "y")
+    found = chunks_that_fit(1, 100, 0, 10**9, fits)
     assert [c.tokens.stop - c.tokens.start for c in found] == [7] * 14 + [2]
     assert tried[:6] == [100, 1, 50, 25, 13, 7]
 
@@ -349,24 +349,21 @@ def test_a_plan_without_elements_offers_what_others_do(device: clrope.DeviceInfo
     assert (result[0] if make == "several" else result).shape == EMPTY
 
 
-def test_a_plan_without_elements_needs_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_without_elements_has_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLROPE_DEVICE", "there is none of this name")
-    plan = Rope(RopeConfig("neox")).plan(np.zeros(EMPTY, np.float32), 0)
-    assert plan.run().shape == EMPTY
-    for name in ("device", "queue"):
-        with pytest.raises(DeviceError, match="there is none of this name"):
-            getattr(plan, name)
+    with pytest.raises(DeviceError, match="there is none of this name"):
+        Rope(RopeConfig("neox")).plan(np.zeros(EMPTY, np.float32), 0)
 
 
 def test_tables_are_made_once(device: clrope.DeviceInfo, rng: np.random.Generator, monkeypatch: Any) -> None:
     made: list[Any] = []
-    real = Runner._place_filler
+    real = Filler.place
 
     def counted(*arguments: Any) -> Any:
         made.append(arguments)
         return real(*arguments)
 
-    monkeypatch.setattr(Runner, "_place_filler", counted)
+    monkeypatch.setattr(Filler, "place", counted)
     config = RopeConfig("neox", 16, freq_base=float(rng.uniform(1e4, 2e4)))
     op = Rope(config, device.index, variant=Variant(kernel="strided"))  # reads tables
     q, k = new(rng), new(rng, shape=(2, 5, 1, 16))

@@ -21,7 +21,7 @@ import clrope
 from clrope import DeviceError, Rope, RopeConfig
 from clrope.call.events import all_ended
 from clrope.call.runner import Runner
-from clrope.call.runtime import QueueState, Runtime, runtime_for, runtimes
+from clrope.call.runtime import Kept, QueueState, Runtime, runtime_for, runtimes
 from clrope.emulation import emulate_rope
 from clrope.tables import rotate_plan
 
@@ -299,7 +299,7 @@ def test_no_memory_for_a_result(
     queue = cl.CommandQueue(runtime.context, device.cl_device)
     array = cla.to_device(queue, x)
     clrope.rope(array, 3, NEOX)
-    state = runtime.queue_state(queue)
+    state = runtimes.of_queue(queue)
 
     class Full:
         held_blocks = 0
@@ -313,7 +313,7 @@ def test_no_memory_for_a_result(
         allocate = refuse
 
     with monkeypatch.context() as patch:
-        patch.setattr(state, "results", Full())
+        patch.setattr(state.results, "memory", Full())
         for _ in range(2):
             with pytest.raises(DeviceError, match=f"{x.nbytes} bytes of memory could not be allocated"):
                 clrope.rope(array, 4, NEOX)
@@ -334,8 +334,9 @@ def test_no_memory_while_binding(
     busy = len(runtimes.busy)
     with monkeypatch.context() as patch:
         patch.setattr(cl, "Buffer", refuse)
-        patch.setattr(op._target().runtime.staging, "_largest", 0)  # a buffer of its own, not one that is kept
-        patch.setattr(op._target().runtime, "host_buffers", {})  # there may be one for an earlier array's address
+        patch.setattr("clrope.call.runtime.SMALL_BUFFER", 0)
+        patch.setattr(op._target().runtime.staging, "largest", 0)  # a buffer of its own, not one that is kept
+        patch.setattr(op._target().runtime, "host_buffers", Kept(1))  # there may be one for an earlier array's address
         with pytest.raises(DeviceError, match=r"\d+ bytes of memory could not be allocated"):
             op.plan(other, 3, transfer=transfer).run()
     assert len(runtimes.busy) == busy

@@ -15,12 +15,12 @@ import pyopencl.array as cla
 import pytest
 from helpers import Case, View, assert_rotated, bits, same
 
-import clrope.call.plan
+import clrope.call.call
 import clrope.call.runtime
 from clrope import DeviceError, DeviceInfo, Rope, RopeConfig
 from clrope.call.call import Call
 from clrope.call.runner import Runner
-from clrope.call.runtime import runtime_for
+from clrope.call.runtime import Runtime, runtime_for
 from clrope.call.transfer import SLOTS
 from clrope.emulation import emulate_rope
 from clrope.kernels.launch import Launch
@@ -199,8 +199,8 @@ def test_nothing_is_read_too_early(
         return real(runner, *arguments)
 
     monkeypatch.setattr(Runner, "run_on_host", watched)
-    wait_on_host = clrope.call.plan.wait_on_host
-    monkeypatch.setattr(clrope.call.plan, "wait_on_host", lambda events: (started.set(), wait_on_host(events)))
+    wait_on_host = clrope.call.call.wait_on_host
+    monkeypatch.setattr(clrope.call.call, "wait_on_host", lambda events: (started.set(), wait_on_host(events)))
     running = pool.submit(plan.run, wait_for=None if by_queue else [go])
     try:
         assert started.wait(SAFETY)
@@ -296,47 +296,52 @@ def test_an_event_that_failed(device: DeviceInfo, queue: cl.CommandQueue, rng: n
     assert same(plan.run(), emulate_rope(x, 7, NEOX)).all()
 
 
+def blocks(runtime: Runtime) -> int:
+    """Return how many staging buffers there are, in use or not."""
+    pool = runtime.staging.memory
+    return int(pool.active_blocks + pool.held_blocks)
+
+
 def test_buffers_and_queues_are_used_again(
     device: DeviceInfo, queue: cl.CommandQueue, rng: np.random.Generator
 ) -> None:
     """A plan for each call makes no buffer and no queue after the first; two plans at once have their own."""
-    kept = runtime_for(queue).staging
+    runtime = runtime_for(queue)
     op = Rope(NEOX, queue)
     x = new(rng)
     for k in range(5):
         assert same(op.plan(x, k, transfer="copy").run(), emulate_rope(x, k, NEOX)).all()
         assert same(op.plan(x + 1, k, transfer="copy").run(), emulate_rope(x + 1, k, NEOX)).all()
-        assert kept.made == 2 * SLOTS
-        assert len(kept._queues) == 2
+        assert blocks(runtime) == 2 * SLOTS
+        assert len(runtime.copy_queues) == 2
     one, two = (op.plan(t, 3, transfer="copy") for t in (x, -x))
     for _ in range(2):
         assert same(one.run(), emulate_rope(x, 3, NEOX)).all()
         assert same(two.run(), emulate_rope(-x, 3, NEOX)).all()
-    assert kept.made == 4 * SLOTS
-    assert len(kept._queues) == 2
+    assert blocks(runtime) == 4 * SLOTS
+    assert len(runtime.copy_queues) == 2
     del one, two
     in_place = op.plan(x, 3, out=x, transfer="copy")
     in_place.run()
-    assert kept.made == 4 * SLOTS
+    assert blocks(runtime) == 4 * SLOTS
 
 
 def test_the_pool_is_bounded(
     device: DeviceInfo, queue: cl.CommandQueue, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = runtime_for(queue).staging
+    pool = runtime_for(queue).staging.memory
     op = Rope(NEOX, queue)
     x = new(rng)
     plans = [op.plan(x, 3, transfer="copy") for _ in range(4)]
-    assert kept.kept == 0
+    assert pool.held_blocks == 0
     plans.clear()
     gc.collect()
-    size = kept.kept
+    size = pool.managed_bytes
     assert size >= 4 * 2 * SLOTS * x.nbytes // 8
-    monkeypatch.setattr(clrope.call.transfer, "STAGING_BYTES_KEPT", size - 1)
-    before = kept.made
+    monkeypatch.setattr(clrope.call.runtime, "SMALL_BUFFER", 0)
+    monkeypatch.setattr(clrope.call.runtime, "POOL_BYTES_KEPT", size - 1)
     assert same(op.plan(x, 3, transfer="copy").run(), emulate_rope(x, 3, NEOX)).all()
-    assert kept.made > before
-    assert kept.kept < size
+    assert pool.managed_bytes < size
 
 
 def test_a_buffer_too_large_to_be_rounded_up(
@@ -344,12 +349,12 @@ def test_a_buffer_too_large_to_be_rounded_up(
 ) -> None:
     """The pool rounds sizes up; a chunk of the device's largest allocation is made to size, and not kept."""
     x = new(rng, shape=(1, 8, 3, 16))
-    kept = runtime_for(queue).staging
-    monkeypatch.setattr(kept, "_largest", x.nbytes // 8)
-    for k in range(2):
+    pool = runtime_for(queue).staging
+    monkeypatch.setattr(clrope.call.runtime, "SMALL_BUFFER", 0)
+    monkeypatch.setattr(pool, "largest", x.nbytes // 8)
+    for _ in range(2):
         assert same(Rope(NEOX, queue).plan(x, 3, transfer="copy").run(), emulate_rope(x, 3, NEOX)).all()
-        assert kept.made == 2 * SLOTS * (k + 1)
-        assert kept.kept == 0
+        assert pool.memory.managed_bytes == 0
 
 
 @pytest.mark.parametrize("view", [View(), GAPS], ids=["dense", "gaps"])

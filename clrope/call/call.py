@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import note_writes, shares_memory
+from ..arrays import note_writes, views_overlap
 from ..buffer_place import HOST, buffer_place
 from ..errors import DeviceError
 from ..kernels.launch import LaunchSpec
@@ -22,27 +22,27 @@ from ..norm import Norm, NormForm
 from ..select.choice import select
 from .chunks import Chunk, chunks_that_fit
 from .events import pending, wait_on_host
+from .filled_tables import FilledTable
 from .memory import Access
 from .runner import Runner
-from .runtime import PAGE, QueueState, keep
-from .sources import CallerTables, ConfigAngles, PositionForm, Real, real_of
+from .runtime import PAGE, QueueState
+from .sources import CallerTables, ConfigAngles, PositionForm, real_of
 from .transfer import COPY_CHUNK_BYTES, tokens_at_once
 
 #: Bytes that the tables of one chunk may take.
 TABLE_BYTES = 128 << 20
 #: Runners in no use that a call keeps.
 RUNNERS_KEPT = 8
-#: Distances between two tensors whose ranges overlap that a call keeps.
-DISTANCES_KEPT = 64
-#: Makes a result like an input, and returns it with its memory.
-Maker = Callable[[Any, QueueState], tuple[Any, Any]]
+#: Makes a result like an input on a `QueueState`, and returns it with its memory.
+Maker = Callable[[Any, Any], tuple[Any, Any]]
 
 
 class TensorPart(NamedTuple):
     """One tensor of a call: input and output without their addresses.
 
     x, y: views with offset 0. Alignments are those of element [0, 0, 0, 0], in bytes, up to 64. make: how a new output
-    is made; None if the caller gives one. cache: the side that is a KV cache, whose rows are addressed by slots.
+    is made; None if the caller gives one. tensor: which is a torch tensor. cache: the side that is a KV cache, whose
+    rows are addressed by slots.
     """
 
     x: TensorView
@@ -53,6 +53,7 @@ class TensorPart(NamedTuple):
     access: Access
     pairs: PairLayout
     make: Maker | None
+    tensor: bool = False
     norm: NormForm | None = None
     cache: Literal["x", "y"] | None = None
 
@@ -82,25 +83,12 @@ class Step:
         return "positions" if self.variant.angles == "fused" and self.problem.angles.counting else None
 
 
-class FilledTable(NamedTuple):
-    """Tables of cos and sin that launches read: some rows of positions, repeated so often. users: their numbers."""
-
-    spec: LaunchSpec
-    program: Any
-    rows: slice
-    repeats: int
-    real: Real
-    nbytes: int
-    users: list[int]
-
-
 class Call:
     """All calls of one signature: checked once, their kernels selected and built.
 
     state:  the queue that they run on.
     parts:  the tensors. source: of cos and sin. form: of the positions.
     tables_access: how the caller's tables of cos and sin reach the device.
-    tensors: the parts whose output is a torch tensor of the caller's.
     steps: the launches, if they are not simply those of all parts.
     """
 
@@ -111,34 +99,31 @@ class Call:
         source: ConfigAngles | CallerTables,
         form: PositionForm,
         *,
-        forward: bool,
-        several: bool,
-        variant: Variant | None,
-        tables_access: Access,
-        tensors: Sequence[int] = (),
+        forward: bool = True,
+        several: bool = True,
+        variant: Variant | None = None,
+        tables_access: Access = "device",
         copy_chunk_bytes: int = COPY_CHUNK_BYTES,
         steps: Sequence[Step] | None = None,
     ) -> None:
         self.state, self.source, self.form = state, source, form
-        self.several = several
+        self.several, self.tables_access = several, tables_access
         self.parts = _copied_if_too_large(parts, state.runtime.info.max_alloc) if steps is None else list(parts)
         self.batch, self.seq = parts[0].x.shape[:2]
         self.makers = [part.make for part in parts]
+        #: The parts whose output is a torch tensor of the caller's.
+        self.tensors = [k for k, part in enumerate(parts) if part.tensor]
         self.on_host = all(part.access != "device" for part in parts)
         self.on_device = all(part.access == "device" for part in parts)
-        self.tables_access, self.tensors = tables_access, tensors
-        #: Sides but outputs in place, and the caller's tables: number, first and last byte from element [0, 0, 0, 0]
-        #: on, whether written, view.
+        #: Sides but outputs in place, and the caller's tables: number, whether written, view, first and last byte.
         self._compared = [
-            (2 * k + side, view.span[0] * view.itemsize, view.span[1] * view.itemsize, side or part.in_place, view)
-            for k, part in enumerate(parts)
-            for side, view in enumerate((part.x,) if part.in_place else (part.x, part.y))
-        ] + [
-            (2 * len(parts) + k, view.span[0] * view.itemsize, view.span[1] * view.itemsize, False, view)
-            for k, view in enumerate(source.sides)
+            (number, written, view, view.span[0] * view.itemsize, view.span[1] * view.itemsize)
+            for number, written, view in (
+                *((2 * k, part.in_place, part.x) for k, part in enumerate(parts)),
+                *((2 * k + 1, True, part.y) for k, part in enumerate(parts) if not part.in_place),
+                *((2 * len(parts) + k, False, view) for k, view in enumerate(source.sides)),
+            )
         ]
-        #: Whether two sides, the second so many bytes behind the first, share memory.
-        self._sharing: dict[tuple[int, int, int], bool] = {}
         #: Numbers of the sides that are OpenCL arrays which are written.
         self._written = [
             2 * k + side
@@ -147,17 +132,13 @@ class Call:
             if part.access == "device" and (side or part.in_place)
         ]
         #: Whether a written side may share memory with another one, which then has to be looked at.
-        self.may_overlap = any(make is None for make in self.makers) and (
-            len(parts) > 1 or not parts[0].in_place or bool(source.sides)
-        )
+        self.may_overlap = any(make is None for make in self.makers) and len(self._compared) > 1
         self.copied = 0
         self.steps = self._chosen(forward, variant, copy_chunk_bytes) if steps is None else list(steps)
         for step in self.steps:
             step.spec = step.variant.spec(step.problem, state.runtime.info, *(other.problem for other in step.others))
             step.program = state.runtime.program(step.spec)
         self.tables = self._tables()
-        #: Whether positions are nothing but a number for each launch: no buffers, no tables.
-        self.numbers_only = all(step.number is not None for step in self.steps)
         self._free: deque[Runner] = deque(maxlen=RUNNERS_KEPT)
 
     def _chosen(self, forward: bool, variant: Variant | None, copy_chunk_bytes: int) -> list[Step]:
@@ -188,7 +169,7 @@ class Call:
             spans = [view.part(chunk.batches, chunk.tokens).span for view in (part.x, part.y)]
             return max(last - first for first, last in spans) * part.x.itemsize <= info.max_alloc - 2 * PAGE
 
-        return chunks_that_fit(batches, tokens, self.form.batch_stride, most, fits, "x")
+        return chunks_that_fit(batches, tokens, self.form.batch_stride, most, fits)
 
     def _step(
         self, number: int, part: TensorPart, chunk: Chunk, forward: bool, nbytes: int, preferred: Variant | None
@@ -217,7 +198,7 @@ class Call:
             if key not in tables:
                 count = repeats * (rows.stop - rows.start)
                 form = self.form if repeats == 1 else self.form._replace(counting=False)
-                spec = self.source.table_spec(count, rows, form, real, runtime.info)
+                spec = self.source.table_spec(count, form, real, runtime.info)
                 nbytes = count * self.source.row_width * (8 if real == "f64" else 4)
                 tables[key] = FilledTable(spec, runtime.program(spec), rows, repeats, real, nbytes, [])
             tables[key].users.append(number)
@@ -235,32 +216,23 @@ class Call:
 
     def overlap(self, memories: Sequence[Any]) -> bool:
         """Whether a written side shares memory with another one. memories: None for new results."""
-        spans: list[tuple[int, int, int, int, int, int, TensorView]] = []
-        for k, first, last, written, view in self._compared:
+        before: list[tuple[int, int, int, int, bool, TensorView]] = []
+        for k, written, view, first, last in self._compared:
             memory = memories[k]
             if memory is None:
                 continue
-            space: Any = HOST
-            if type(memory) is int:
-                start = memory
-            elif not self.on_host and (self.on_device or hasattr(memory, "base_data")):
+            if self.on_host or not hasattr(memory, "base_data"):
+                space, start = HOST, memory.svm_ptr
+            else:
                 space, start = buffer_place(memory.base_data)
                 start += memory.offset
-            else:
-                start = memory.svm_ptr
             low, high = start + first, start + last
-            for j, other_space, other_start, other_low, other_high, other_written, other in spans:
-                if (written or other_written) and low < other_high and other_low < high and space == other_space:
-                    # The ranges of slices of one tensor overlap, too, such as those of q and k in qkv.
-                    sharing = self._sharing.get((j, k, start - other_start))
-                    if sharing is None:
-                        elements, rest = divmod(start - other_start, view.itemsize)
-                        alike = view.itemsize == other.itemsize and not rest
-                        sharing = not alike or shares_memory(other, view.moved(elements))
-                        keep(self._sharing, (j, k, start - other_start), sharing, DISTANCES_KEPT)
-                    if sharing:
-                        return True
-            spans.append((k, space, start, low, high, written, view))
+            for other, other_start, other_low, other_high, other_written, other_view in before:
+                ranges = low < other_high and other_low < high and (written or other_written) and space == other
+                # Those of slices of one tensor overlap, too, such as those of q and k in qkv.
+                if ranges and views_overlap(other_view, view, start - other_start):
+                    return True
+            before.append((space, start, low, high, written, view))
         return False
 
     def run(
@@ -272,10 +244,9 @@ class Call:
         outputs: None for new ones. memories: inputs and outputs in turn, None for new ones, then tables. value: of
         positions, in this call's form. norms: one for each tensor, () for none. slots: of a KV cache, one per token.
         """
-        state = self.state
         for k, make in enumerate(self.makers):
             if make is not None:
-                outputs[k], memories[2 * k + 1] = make(inputs[k], state)
+                outputs[k], memories[2 * k + 1] = make(inputs[k], self.state)
         try:
             runner = self._free.pop()  # atomic, so no two threads get the same one
         except IndexError:
@@ -286,25 +257,29 @@ class Call:
             runner.bind_norms(norms)
         if slots is not None:
             runner.bind_slots(slots)
+        self.launch(runner, memories, inputs, outputs, waits)
+        # After an error, which may have left it half set, it is not kept; nor with buffers for copies.
+        if not self.copied:
+            if self.tables:
+                runner.release()
+            self._free.append(runner)
+        return tuple(outputs) if self.several else outputs[0]
+
+    def launch(
+        self, runner: Runner, memories: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any],
+        waits: Sequence[Any],
+    ) -> None:  # fmt: skip
+        """Run what is bound: wait for arrays on the host, leave events with OpenCL arrays."""
         if self.tensors:
             note_writes([outputs[k] for k in self.tensors])
         if self.on_host:
             if waits:
-                state.check_waits(pending(waits))
+                self.state.check_waits(pending(waits))
                 wait_on_host(waits)
             runner.run_on_host((inputs, outputs))
         else:
             arrays = memories if self.on_device else [m for m in memories if hasattr(m, "events")]
             runner.run_on_device(waits, arrays, [memories[k] for k in self._written], (inputs, outputs))
-        self.give_back(runner)
-        return tuple(outputs) if self.several else outputs[0]
-
-    def give_back(self, runner: Runner) -> None:
-        """Keep a runner for the next call; not after an error, which may have left it half set."""
-        if not self.copied:
-            if self.tables:
-                runner.release()
-            self._free.append(runner)
 
 
 def _copied_if_too_large(parts: Sequence[TensorPart], max_alloc: int) -> list[TensorPart]:

@@ -38,7 +38,7 @@ def chunks(batches: int, tokens: int, batch_stride: int, most: int) -> list[Chun
 
 
 def chunks_that_fit(
-    batches: int, tokens: int, batch_stride: int, most: int, fits: Callable[[Chunk], bool], what: str
+    batches: int, tokens: int, batch_stride: int, most: int, fits: Callable[[Chunk], bool]
 ) -> list[Chunk]:
     """Return the largest chunks (halving from `most` tokens) all of which fit; `DeviceError` if one token does not."""
     most = max(1, min(most, batches * tokens))
@@ -52,4 +52,4 @@ def chunks_that_fit(
             made = chunks(batches, tokens, batch_stride, most)
             if all(map(fits, made)):
                 return made
-    raise DeviceError(f"{what}: one token alone does not fit the device's largest allocation")
+    raise DeviceError("x: one token alone does not fit the device's largest allocation")

@@ -25,32 +25,13 @@ def check_events(events: Any) -> list[Any]:
     return found
 
 
-def failed(events: Sequence[Any]) -> DeviceError | None:
-    """Return the error of the first event that has failed."""
-    for event in events:
-        status = event.command_execution_status
-        if status < 0:  # some drivers never end what waits for such an event
-            return DeviceError(f"wait_for: an event has failed with status {status}, nothing was launched")
-    return None
-
-
-def complete(event: Any) -> bool:
-    """Whether an event's command has ended well; not where the driver does not say, so that it is waited for."""
-    import pyopencl as cl
-
-    try:
-        return bool(event.command_execution_status == cl.command_execution_status.COMPLETE)
-    except cl.Error:
-        return False
-
-
 def pending(events: Sequence[Any]) -> list[Any]:
     """Return the events that have not ended; raises `DeviceError` if one has failed."""
     out = []
     for event in events:
         status = event.command_execution_status
-        if status < 0:
-            raise failed(events) or DeviceError("wait_for: an event has failed")
+        if status < 0:  # some drivers never end what waits for such an event
+            raise DeviceError(f"wait_for: an event has failed with status {status}, nothing was launched")
         if status:
             out.append(event)
     return out
@@ -60,15 +41,13 @@ def wait_on_host(events: Sequence[Any]) -> None:
     """Wait for events; raise `DeviceError` if one has failed or fails."""
     import pyopencl as cl
 
-    error = failed(events)
-    if error is None:
-        try:
-            cl.wait_for_events(list(events))
-        except cl.Error as cause:
-            raise (failed(events) or DeviceError(f"wait_for: an event has failed: {cause}")) from cause
-        error = failed(events)
-    if error is not None:
-        raise error
+    try:
+        for event in pending(events):
+            event.wait()
+    except cl.Error as cause:
+        pending(events)
+        raise DeviceError(f"wait_for: an event has failed: {cause}") from cause
+    pending(events)
 
 
 def all_ended(queue: pyopencl.CommandQueue) -> bool:
@@ -90,22 +69,21 @@ def all_ended(queue: pyopencl.CommandQueue) -> bool:
     return False
 
 
-def launch_error(device_name: str, error: BaseException) -> DeviceError | None:
-    """Return what to raise for an error of OpenCL; None for any other."""
+def raise_opencl_error(error: Exception, device_name: str) -> None:
+    """Raise `DeviceError` for an error of OpenCL."""
     import pyopencl as cl
 
-    return DeviceError(f"device {device_name!r}: OpenCL failed: {error}") if isinstance(error, cl.Error) else None
+    if isinstance(error, cl.Error):
+        raise DeviceError(f"device {device_name!r}: OpenCL failed: {error}") from error
 
 
 @contextmanager
 def opencl_errors(device_name: str) -> Iterator[None]:
-    """Raise `DeviceError` for an error of OpenCL inside."""
+    """Raise `DeviceError` for an error of OpenCL inside. Each call has a `try` of its own, which costs nothing."""
     try:
         yield
     except Exception as error:
-        failure = launch_error(device_name, error)
-        if failure is not None:
-            raise failure from error
+        raise_opencl_error(error, device_name)
         raise
 
 

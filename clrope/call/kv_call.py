@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ..arrays import Operand
 from ..config import RopeConfig
@@ -16,7 +15,7 @@ from ..select.choice import like_rotation
 from .call import Call, Step, TensorPart
 from .chunks import Chunk
 from .memory import Access
-from .prepare import part_of, state_for
+from .prepare import access_of, part_of, state_for
 from .runtime import PAGE, QueueState
 from .sources import COUNTING, ConfigAngles, PositionForm, real_of
 
@@ -27,15 +26,12 @@ _UNUSED = ConfigAngles(RopeConfig("neox", 2))
 
 def reachable(state: QueueState, arrays: Sequence[Operand]) -> Access | None:
     """Return how kernels reach arrays where they are; None if the device has memory of its own, or no such buffers."""
-    if arrays[0].kind == "opencl":
-        return "device"
-    runtime = state.runtime
-    access: Any = runtime.host_access
-    if access == "svm":
-        return "svm"
+    access = access_of(arrays[0], state.runtime, "auto", None)
+    if access in ("device", "svm"):
+        return access
     # Mapped memory may need one buffer for all.
     spans = sum((o.view.span[1] - o.view.span[0]) * o.view.itemsize + 2 * PAGE for o in arrays)
-    return None if access == "copied" or spans > runtime.info.max_alloc else access
+    return None if access == "copied" or spans > state.runtime.info.max_alloc else access
 
 
 def cache_call(
@@ -60,7 +56,7 @@ def cache_call(
     tokens = parts[0].x.shape[1]
     steps = [Step(k, _whole(parts[0].x.shape[0], tokens, form), p, variant) for k, p in enumerate(problems)]
     steps[0].others = tuple(steps[1:])
-    return _call(state, parts, source, form, steps[:1], inputs, [out, *sides])
+    return _call(state, parts, source, form, steps[:1], inputs)
 
 
 def shift_call(
@@ -73,7 +69,7 @@ def shift_call(
     variant = _vectors(state, problem, problem.nbytes, ())
     if variant is None:
         return None
-    return _call(state, [part], source, form, [Step(0, _whole(1, rows, form), problem, variant)], [side], [side])
+    return _call(state, [part], source, form, [Step(0, _whole(1, rows, form), problem, variant)], [side])
 
 
 def move_call(
@@ -89,18 +85,14 @@ def move_call(
         Step(k, _whole(*o.view.shape[:2], COUNTING), _problem(part, _UNUSED, COUNTING, o.view.shape), _MOVE)
         for k, (part, o) in enumerate(zip(parts, tensors, strict=True))
     ]  # fmt: skip
-    return _call(state, parts, _UNUSED, COUNTING, steps, inputs, outputs)
+    return _call(state, parts, _UNUSED, COUNTING, steps, inputs)
 
 
 def _call(
     state: QueueState, parts: Sequence[TensorPart], source: ConfigAngles, form: PositionForm, steps: Sequence[Step],
-    inputs: Sequence[Operand], outputs: Sequence[Operand | None],
+    inputs: Sequence[Operand],
 ) -> Call:  # fmt: skip
-    return Call(
-        state_for(state, parts, sum(o.view.nbytes for o in inputs)), parts, source, form, forward=True, several=True,
-        variant=None, tables_access="device", steps=steps,
-        tensors=[k for k, o in enumerate(outputs) if o is not None and o.kind == "torch"],
-    )  # fmt: skip
+    return Call(state_for(state, parts, sum(o.view.nbytes for o in inputs)), parts, source, form, steps=steps)
 
 
 def _whole(batches: int, tokens: int, form: PositionForm) -> Chunk:

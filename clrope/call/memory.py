@@ -1,14 +1,14 @@
 """How kernels reach the arrays of a call: one class for each kind of memory, which binds its arguments and finishes.
 
-`bind` takes the memory of every side of a call: a `pyopencl.array.Array`, the address of a host array's element
-[0, 0, 0, 0], or a `pyopencl.SVM` object that begins there.
+`bind` takes the memory of every side of a call: a `pyopencl.array.Array`, or a `pyopencl.SVM` at the element
+[0, 0, 0, 0] of a host array.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -16,11 +16,10 @@ from ..errors import ShapeError
 from ..kernels.launch import Launch
 from ..layout import TensorView
 from .events import out_of_memory
-from .runtime import HOST_BUFFERS_KEPT, PAGE, QueueState, keep
+from .runtime import PAGE, QueueState
 
-if TYPE_CHECKING:
-    pass
-
+#: Memory at an address, of which no more than the address counts.
+byte_at = (ctypes.c_ubyte * 1).from_address
 #: How arrays reach the device: 'device' OpenCL arrays; the others as `Runtime.host_access` has them.
 Access = Literal["device", "svm", "direct", "mapped", "copied"]
 
@@ -31,6 +30,7 @@ class Argument(NamedTuple):
     launch:  whose argument number it is, and the number of its offset (None: the kernel takes none).
     side:    the tensor: 2k the input, 2k + 1 the output of part k; those behind are tables of the caller.
     view:    the tensor's elements that are touched, from element [0, 0, 0, 0] on: its offset is where they begin.
+    made:    whether the call itself makes the tensor, so that it lies within its memory.
     """
 
     launch: Launch
@@ -39,6 +39,7 @@ class Argument(NamedTuple):
     side: int
     view: TensorView
     written: bool
+    made: bool = False
 
     @property
     def span(self) -> tuple[int, int]:
@@ -47,9 +48,35 @@ class Argument(NamedTuple):
         return first * self.view.itemsize, last * self.view.itemsize
 
 
-def address_of(memory: Any) -> int:
-    """Return the address of a host array's element [0, 0, 0, 0]."""
-    return memory if type(memory) is int else int(memory.svm_ptr)
+def pointer(address: int) -> Any:
+    """Return a `pyopencl.SVM` at an address of host memory."""
+    import pyopencl as cl
+
+    return cl.SVM(byte_at(address))
+
+
+def _offset_setter(a: Argument) -> Callable[[int], None]:
+    """Return what sets an argument's offset in elements, unless it is set already."""
+    last: int | None = None
+
+    def place(elements: int) -> None:
+        nonlocal last
+        if elements != last:
+            last = None
+            a.launch.set_offset(a.offset, elements)
+            last = elements
+
+    return place
+
+
+def _buffer(state: QueueState, access: int, low: int, high: int) -> Any:
+    """Return a buffer over, or with a copy of, host memory between two addresses."""
+    import pyopencl as cl
+
+    try:
+        return cl.Buffer(state.runtime.context, access, hostbuf=(ctypes.c_ubyte * (high - low)).from_address(low))
+    except cl.Error as error:
+        raise out_of_memory(high - low, state.runtime.info.name, error) from error
 
 
 class Device:
@@ -57,54 +84,39 @@ class Device:
 
     def __init__(self, state: QueueState, arguments: Sequence[Argument]) -> None:
         self._setters = [
-            (a.launch.kernel.set_arg, a.number, a.launch.set_offset, a.offset, a.side, a.view.itemsize, a.view.offset,
+            (a.launch.kernel.set_arg, a.number, _offset_setter(a), a.made, a.side, a.view.itemsize, a.view.offset,
              *a.span)
             for a in arguments
         ]  # fmt: skip
-        self._offsets: list[int | None] = [None] * len(self._setters)
 
     def bind(self, memories: Sequence[Any]) -> None:
         """Set the arguments; raises `ShapeError` for an array that does not lie within its buffer."""
-        offsets = self._offsets
-        for k, (set_arg, number, set_offset, offset, side, item, start, first, last) in enumerate(self._setters):
+        for set_arg, number, place, made, side, item, start, first, last in self._setters:
             array = memories[side]
             buffer, at = array.base_data, array.offset
-            if at + first < 0 or at + last > buffer.size:
+            if not made and (at + first < 0 or at + last > buffer.size):
                 raise ShapeError(
                     f"{'out' if side % 2 else 'x'}: the array touches bytes {at + first} to {at + last} of a buffer "
                     f"of {buffer.size} bytes"
                 )
             set_arg(number, buffer)
-            if offsets[k] != at:
-                offsets[k] = None
-                set_offset(offset, at // item + start)
-                offsets[k] = at
+            place(at // item + start)
 
 
 class Svm:
     """Host memory whose addresses the device takes (fine-grained system SVM)."""
 
     def __init__(self, state: QueueState, arguments: Sequence[Argument]) -> None:
-        import pyopencl as cl
-
-        self._svm = cl.SVM
-        self._setters = []
+        # The pointer is that of the lowest byte that is touched.
+        self._setters = [(a.launch.kernel.set_arg, a.number, a.side, a.span[0]) for a in arguments]
         for a in arguments:
-            first, last = a.span
-            # The pointer is that of the lowest byte that is touched.
-            a.launch.set_offset(a.offset, a.view.offset - first // a.view.itemsize)
-            memory = (ctypes.c_ubyte * (last - first)).from_address
-            self._setters.append((a.launch.kernel.set_arg, a.number, a.side, first, memory))
+            a.launch.set_offset(a.offset, a.view.offset - a.span[0] // a.view.itemsize)
 
     def bind(self, memories: Sequence[Any]) -> None:
         """Set the arguments."""
-        svm = self._svm
-        for set_arg, number, side, first, at in self._setters:
+        for set_arg, number, side, first in self._setters:
             memory = memories[side]
-            if type(memory) is int:
-                set_arg(number, svm(at(memory + first)))
-            else:
-                set_arg(number, svm(at(memory.svm_ptr + first)) if first else memory)
+            set_arg(number, pointer(memory.svm_ptr + first) if first else memory)
 
 
 class Direct:
@@ -113,54 +125,33 @@ class Direct:
     def __init__(self, state: QueueState, arguments: Sequence[Argument]) -> None:
         import pyopencl as cl
 
-        self._runtime = state.runtime
-        self._setters = []
+        self._state = state
         #: OpenCL keeps no reference to buffers given as arguments before the launch.
         self._kept: list[Any] = []
         flags = cl.mem_flags
-        for a in arguments:
-            first, last = a.span
-            access = (flags.READ_WRITE if a.written else flags.READ_ONLY) | flags.USE_HOST_PTR
-            # Whole pages; and one more if the memory begins late in its first page.
-            size = -(-(last - first) // PAGE) * PAGE
-            types = [ctypes.c_ubyte * size, ctypes.c_ubyte * (size + PAGE)]
-            self._setters.append(
-                (a.launch.kernel.set_arg, a.number, a.launch.set_offset, a.offset, a.side, a.view.itemsize,
-                 a.view.offset, access, size, first, last, types)
-            )  # fmt: skip
-        self._offsets: list[int | None] = [None] * len(self._setters)
+        self._setters = [
+            (a.launch.kernel.set_arg, a.number, _offset_setter(a), a.side, a.view.itemsize, a.view.offset,
+             (flags.READ_WRITE if a.written else flags.READ_ONLY) | flags.USE_HOST_PTR, *a.span)
+            for a in arguments
+        ]  # fmt: skip
 
     def bind(self, memories: Sequence[Any]) -> None:
         """Set the arguments."""
-        known, kept, offsets = self._runtime.host_buffers, [], self._offsets
-        for k, setter in enumerate(self._setters):
-            set_arg, number, set_offset, offset, side, item, start, access, size, first, last, types = setter
-            memory = memories[side]
-            address = memory if type(memory) is int else memory.svm_ptr
+        runtime, kept = self._state.runtime, []
+        for set_arg, number, place, side, item, start, access, first, last in self._setters:
+            address = memories[side].svm_ptr
             low = (address + first) & -PAGE
-            pages = types[low + size < address + last]
-            key = low, pages, access
-            buffer = known.get(key)
+            # As many pages as such memory may take, so that few buffers are made for arrays that move by bytes.
+            high = low + -(-(last - first) // PAGE) * PAGE
+            key = low, high if address + last <= high else high + PAGE, access
+            buffer = runtime.host_buffers.get(key)
             if buffer is None:
-                buffer = self._new(access, pages.from_address(low))
-                with self._runtime.lock:
-                    keep(known, key, buffer, HOST_BUFFERS_KEPT)
+                buffer = _buffer(self._state, access, low, key[1])
+                runtime.host_buffers.put(key, buffer)
             kept.append(buffer)
             set_arg(number, buffer)
-            where = (address - low) // item + start
-            if offsets[k] != where:
-                offsets[k] = None
-                set_offset(offset, where)
-                offsets[k] = where
+            place((address - low) // item + start)
         self._kept = kept
-
-    def _new(self, access: int, memory: Any) -> Any:
-        import pyopencl as cl
-
-        try:
-            return cl.Buffer(self._runtime.context, access, hostbuf=memory)
-        except cl.Error as error:
-            raise out_of_memory(len(memory), self._runtime.info.name, error) from error
 
 
 class Mapped:
@@ -170,7 +161,10 @@ class Mapped:
     """
 
     def __init__(self, state: QueueState, arguments: Sequence[Argument]) -> None:
+        import pyopencl as cl
+
         self._state, self._arguments = state, arguments
+        self._flag = cl.mem_flags.USE_HOST_PTR
         #: (bytes [low, high), buffer, whether it is written).
         self._buffers: list[tuple[int, int, Any, bool]] = []
         #: Whether the host has not written since the buffers were made.
@@ -180,26 +174,19 @@ class Mapped:
         """Make buffers and set the arguments."""
         import pyopencl as cl
 
-        runtime, flags = self._state.runtime, cl.mem_flags
+        flags = cl.mem_flags
         item = max(a.view.itemsize for a in self._arguments)
-        ranges = []
-        for a in self._arguments:
-            first, last = a.span
-            address = address_of(memories[a.side])
-            ranges.append((address + first, address + last, a.written))
-        buffers: list[tuple[int, int, Any, bool]] = []
+        addresses = [memories[a.side].svm_ptr for a in self._arguments]
+        ranges = [(at + a.span[0], at + a.span[1], a.written) for at, a in zip(addresses, self._arguments, strict=True)]
+        buffers = []
         for low, high, written in _joined(ranges, item):
-            memory = (ctypes.c_ubyte * (high - low)).from_address(low)
-            access = (flags.READ_WRITE if written else flags.READ_ONLY) | flags.USE_HOST_PTR
-            try:
-                buffers.append((low, high, cl.Buffer(runtime.context, access, hostbuf=memory), written))
-            except cl.Error as error:
-                raise out_of_memory(high - low, runtime.info.name, error) from error
+            access = (flags.READ_WRITE if written else flags.READ_ONLY) | self._flag
+            buffers.append((low, high, _buffer(self._state, access, low, high), written))
         self._buffers, self.fresh = buffers, True
-        for a, (first, last, _) in zip(self._arguments, ranges, strict=True):
+        for a, at, (first, last, _) in zip(self._arguments, addresses, ranges, strict=True):
             low, _, buffer, _ = next(b for b in buffers if b[0] <= first and last <= b[1])
             a.launch.kernel.set_arg(a.number, buffer)
-            a.launch.set_offset(a.offset, (address_of(memories[a.side]) - low) // a.view.itemsize + a.view.offset)
+            a.launch.set_offset(a.offset, (at - low) // a.view.itemsize + a.view.offset)
 
     def before(self) -> None:
         """Make what the host wrote since the last run visible to the device; new buffers have it."""
@@ -231,26 +218,17 @@ class Mapped:
             unmapped.wait()
 
 
-class Uploaded:
+class Uploaded(Mapped):
     """The caller's tables for a device with memory of its own: copied to new buffers for each call."""
 
     def __init__(self, state: QueueState, arguments: Sequence[Argument]) -> None:
-        self._context, self._arguments = state.runtime.context, arguments
-        self._kept: list[Any] = []
-
-    def bind(self, memories: Sequence[Any]) -> None:
-        """Copy and set the arguments."""
         import pyopencl as cl
 
-        kept: list[Any] = []
-        flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
-        for a in self._arguments:
-            first, last = a.span
-            memory = (ctypes.c_ubyte * (last - first)).from_address(address_of(memories[a.side]) + first)
-            kept.append(cl.Buffer(self._context, flags, hostbuf=memory))
-            a.launch.kernel.set_arg(a.number, kept[-1])
-            a.launch.set_offset(a.offset, a.view.offset - first // a.view.itemsize)
-        self._kept = kept
+        super().__init__(state, arguments)
+        self._flag = cl.mem_flags.COPY_HOST_PTR
+
+    def before(self) -> None:
+        """Nothing: a call binds them anew."""
 
 
 #: The kinds of memory whose arguments are bound as they are; 'copied' tensors travel in pieces (`transfer.py`).

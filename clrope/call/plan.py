@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from os import getpid
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from ..arguments import listed
-from ..arrays import Operand, check_apart, check_out, empty_like, note_writes, operand, within_storage
+from ..arrays import Operand, check_apart, check_out, operand, within_storage
 from ..errors import CopyError, ShapeError
 from ..kernels.launch import LaunchSpec
 from ..kernels.variant import Variant
 from ..positions import chosen_positions
-from .call import Call
-from .events import check_events, launch_error, pending, wait_on_host
-from .prepare import CheckedCall, memories_of
+from .events import check_events, raise_opencl_error
+from .prepare import CheckedCall, memories_of, originals, positions_for
 from .runner import Runner
-from .runtime import QueueState
 from .sources import COUNTING, LIMIT, CallerTables
 
 if TYPE_CHECKING:
@@ -36,14 +35,14 @@ class Plan:
     once; the output carries the events. Host arrays: `run` returns when the result is there.
     """
 
-    def __init__(self, prepared: CheckedCall) -> None:
+    def __init__(self, checked: CheckedCall) -> None:
         self._lock = threading.Lock()
-        call = None if prepared.empty else prepared.call()
-        outputs = [
-            _new_output(x, call, k) if out is None else out
-            for k, (x, out) in enumerate(zip(prepared.inputs, prepared.outputs, strict=True))
+        state = checked.queue_state()
+        outputs: list[Operand | None] = [
+            operand(made, x.layout, "out", writable=True) if out is None else out
+            for made, x, out in zip(checked.results(state), checked.inputs, checked.outputs, strict=True)
         ]
-        self._binding = _Binding(prepared._replace(outputs=[*outputs]), outputs, {})
+        self._bound = _BoundCall(replace(checked, outputs=outputs), {})
 
     def __reduce__(self) -> NoReturn:
         raise CopyError(
@@ -54,27 +53,22 @@ class Plan:
     @property
     def device(self) -> DeviceInfo:
         """The device it runs on."""
-        return self._state.runtime.info
+        return self._bound.call.state.runtime.info
 
     @property
     def queue(self) -> pyopencl.CommandQueue:
         """The queue it runs on."""
-        return self._state.queue
-
-    @property
-    def _state(self) -> QueueState:
-        call, checked = self._binding.call, self._binding.checked
-        return checked.target(checked.inputs) if call is None else call.state
+        return self._bound.call.state.queue
 
     @property
     def variants(self) -> list[Variant]:
         """The kernel variant of each launch."""
-        return [] if self._binding.call is None else self._binding.call.variants
+        return self._bound.call.variants
 
     @property
     def specs(self) -> list[LaunchSpec]:
         """Kernel file, options, sizes and arguments of each launch."""
-        return [] if self._binding.call is None else self._binding.call.specs
+        return self._bound.call.specs
 
     @property
     def launches(self) -> int:
@@ -84,7 +78,7 @@ class Plan:
     @property
     def out(self) -> Any:
         """The output, or a tuple of them."""
-        return _results(self._binding.checked, self._binding.own)
+        return self._bound.result
 
     def run(
         self,
@@ -104,110 +98,115 @@ class Plan:
         waits for. Raises `ShapeError` for arrays or positions that do not fit the plan, `DeviceError` for an event that
         has failed.
         """
-        call = self._binding.call
         try:
             with self._lock:
+                bound = self._bound
                 waits = () if wait_for is None else check_events(wait_for)
                 if offsets is not None:
                     positions = chosen_positions(positions, offsets)
-                if call is not None and getpid() != call.state.runtime.pid:
-                    call.state.runtime.check()
-                binding = self._binding
-                if x is not None or out is not None or binding.lent:
-                    binding = self._replaced(binding, x, out)
-                elif binding.tensor_sides:
-                    binding.check_tensors(binding.tensor_sides)
+                if getpid() != bound.call.state.runtime.pid:
+                    bound.call.state.runtime.check()
+                if x is not None:
+                    bound = _BoundCall(bound.with_arrays(x), bound.described)
+                elif bound.described:
+                    bound.check_tensors(bound.checked)
+                once = None if out is None else bound.with_arrays(out=out)
                 if positions is not None:
-                    if binding.counting and type(positions) is int and -LIMIT <= positions <= binding.last:
-                        binding.value = positions
-                    else:
-                        binding = _moved(binding, positions)
-                self._binding = binding
-                return binding.run(waits)
+                    bound = bound.moved(positions)
+                self._bound = bound
+                if once is None:
+                    return bound.run(waits)
+                return replace(once, positions=bound.checked.positions._replace(value=bound.value)).run(waits)
         except Exception as error:
-            failure = None if call is None else launch_error(call.state.runtime.info.name, error)
-            if failure is not None:
-                raise failure from error
+            raise_opencl_error(error, self.device.name)
             raise
 
-    def _replaced(self, binding: _Binding, x: Any, out: Any) -> _Binding:
-        """Return a binding to other inputs, to other outputs for one run, or to the plan's own again.
 
-        Raises `ShapeError` for what does not fit. out: None, of a part as well, for the plan's own output.
-        """
-        checked, own = binding.checked, binding.own
-        inputs = checked.inputs
-        in_place = [a is b for a, b in zip(inputs, own, strict=True)]
-        if x is not None:
-            arrays = _listed("x", x, checked)
-            inputs = [_like("x", new, was, moved) for new, was, moved in zip(arrays, inputs, in_place, strict=True)]
-        own = [a if moved else b for a, b, moved in zip(inputs, own, in_place, strict=True)]
-        outputs = own
-        if out is not None:
-            if any(in_place):
-                raise ShapeError("out: given to a plan that rotates in place; make a plan with another `out`")
-            arrays = _listed("out", out, checked)
-            outputs = [b if new is None else _like("out", new, b, True) for new, b in zip(arrays, own, strict=True)]
-        for taken, target, moved, b in zip(inputs, outputs, in_place, own, strict=True):
-            if not moved and check_out(taken, target):
-                what = "x: is the plan's own output" if target is b else "out: is the plan's input"
-                raise ShapeError(f"{what}, the plan was made to rotate out of place")
-        check_apart(inputs, outputs, checked.tables)
-        checked = checked._replace(
-            inputs=inputs, outputs=[*outputs], positions=checked.positions._replace(value=binding.value)
-        )
-        sides = _sides(checked)
-        binding.check_tensors(sides)
-        context = None if binding.call is None else binding.call.state.runtime.context
-        for name, o in sides:
-            if context is not None and o.array is not None and o.array.context != context:
-                raise ShapeError(f"{name}: the array lives in another OpenCL context than the plan")
-        return _Binding(checked, own, binding.described)
-
-
-class _Binding:
+class _BoundCall:
     """All that a plan runs with: made as a whole and replaced as a whole, so that an interrupt leaves no mixture.
 
-    checked:  the call with its arrays. own: the plan's outputs, in place of which one run may have others.
-    value:    of positions, in the form that `checked` has.
+    checked:  the call with its arrays, all given. value: of positions, in the form that `checked` has.
     runner:   None while it runs, and after an error or an interrupt, which may have left it half set.
     described: what was bound of each torch tensor at first, by operand.
     """
 
-    def __init__(self, checked: CheckedCall, own: list[Operand], described: Mapping[int, tuple[Any, ...]]) -> None:
-        self.checked, self.own = checked, own
-        self.call = None if checked.empty else checked.call()
-        self.value = checked.positions.value
-        outputs = [o for o in checked.outputs if o is not None]
-        self.result = _results(checked, outputs)
-        self.lent = any(a is not b for a, b in zip(outputs, own, strict=True))
-        sides = _sides(checked)
-        self.tensor_sides = [(name, o) for name, o in sides if o.kind == "torch"]
-        held = [*(o for _, o in sides), *own]
-        self.described = {id(o): described.get(id(o)) or _description(o.original) for o in held if o.kind == "torch"}
+    def __init__(self, checked: CheckedCall, described: dict[int, tuple[Any, ...]]) -> None:
+        self.checked, self.call, self.value = checked, checked.call, checked.positions.value
+        self._inputs, self._outputs = originals(checked.inputs), originals(checked.outputs)
+        self._memories = memories_of(checked.inputs, checked.outputs, checked.tables)
+        self.result = tuple(self._outputs) if checked.several else self._outputs[0]
+        sides = [o for _, o in _sides(checked)]
+        self.described = {id(o): described.get(id(o)) or _description(o.original) for o in sides if o.kind == "torch"}
         # NumPy does not resize an array that has a weak reference.
-        self._unresized = [weakref.ref(o.original) for _, o in sides if type(o.original) is np.ndarray]
-        self._tensors = [o.original for o in outputs if o.kind == "torch"]
-        arrays = [a for o in (*checked.inputs, *outputs) for a in (o.array, o.twin)]
-        self._arrays = [a for a in (*arrays, *(o.array for o in checked.tables)) if a is not None]
-        self._written = [a for o in outputs for a in (o.array, o.twin) if a is not None]
-        self.last = LIMIT - checked.inputs[0].view.shape[1] + 1
-        self.counting = checked.positions.form == COUNTING and not isinstance(checked.setup.source, CallerTables)
-        self.runner = None if self.call is None else self._new_runner(self.call)
-        if self.runner is not None:
-            self.runner.place(self.value)
-            self.runner.keep_bound()
+        self._unresized = [weakref.ref(o.original) for o in sides if type(o.original) is np.ndarray]
+        self._last = LIMIT - checked.inputs[0].view.shape[1] + 1
+        self._counting = checked.positions.form == COUNTING and not isinstance(checked.source, CallerTables)
+        self._runner: Runner | None = self._new_runner()
+        self._runner.place(self.value)
+        self._runner.keep_bound()
 
-    def _new_runner(self, call: Call) -> Runner:
-        runner = Runner(call)
-        runner.bind(memories_of(self.checked.inputs, self.checked.outputs, self.checked.tables))
-        if self.checked.setup.norms:
-            runner.bind_norms(self.checked.setup.norms)
+    def _new_runner(self) -> Runner:
+        runner = Runner(self.call)
+        runner.bind(self._memories)
+        runner.bind_norms(self.checked.norms)
         return runner
 
-    def check_tensors(self, sides: Sequence[tuple[str, Operand]]) -> None:
+    def run(self, waits: Sequence[Any]) -> Any:
+        """Rotate and return the result."""
+        runner, self._runner = self._runner, None
+        if runner is None:
+            runner = self._new_runner()
+        runner.place(self.value)
+        self.call.launch(runner, self._memories, self._inputs, self._outputs, waits)
+        self._runner = runner
+        return self.result
+
+    def moved(self, positions: Any) -> _BoundCall:
+        """Return this at other positions: a new one if they have another form."""
+        if self._counting and type(positions) is int and -LIMIT <= positions <= self._last:
+            self.value = positions
+            return self
+        checked = self.checked
+        moved = positions_for(checked.source, checked.inputs, positions)
+        if moved.form != checked.positions.form:
+            return _BoundCall(replace(checked, positions=moved), self.described)
+        self.value = moved.value
+        return self
+
+    def with_arrays(self, x: Any = None, out: Any = None) -> CheckedCall:
+        """Return the call with other inputs, or with other outputs; raises `ShapeError` for what does not fit."""
+        checked = self.checked
+        inputs, outputs = checked.inputs, checked.outputs
+        moved = [a is b for a, b in zip(inputs, outputs, strict=True)]
+        if x is not None:
+            arrays = _listed("x", x, checked)
+            inputs = [_like("x", new, was, alike) for new, was, alike in zip(arrays, inputs, moved, strict=True)]
+            outputs = [new if alike else own for new, own, alike in zip(inputs, outputs, moved, strict=True)]
+        if out is not None:
+            if any(moved):
+                raise ShapeError("out: given to a plan that rotates in place; make a plan with another `out`")
+            arrays = _listed("out", out, checked)
+            outputs = [
+                own if new is None or own is None else _like("out", new, own, True)
+                for new, own in zip(arrays, outputs, strict=True)
+            ]
+        for a, b, alike, own in zip(inputs, outputs, moved, checked.outputs, strict=True):
+            if b is not None and not alike and check_out(a, b):
+                what = "x: is the plan's own output" if b is own else "out: is the plan's input"
+                raise ShapeError(f"{what}, the plan was made to rotate out of place")
+        check_apart(inputs, outputs, checked.tables)
+        checked = replace(
+            checked, inputs=inputs, outputs=outputs, positions=checked.positions._replace(value=self.value)
+        )
+        self.check_tensors(checked)
+        for name, o in _sides(checked):
+            if o.array is not None and o.array.context != self.call.state.runtime.context:
+                raise ShapeError(f"{name}: the array lives in another OpenCL context than the plan")
+        return checked
+
+    def check_tensors(self, checked: CheckedCall) -> None:
         """Raise `ShapeError` for a tensor of a run that is no more what was bound."""
-        for name, o in sides:
+        for name, o in _sides(checked):
             bound = self.described.get(id(o))
             if bound is not None and _description(o.original) != bound:
                 raise ShapeError(
@@ -215,54 +214,6 @@ class _Binding:
                     "(as `data = `, `set_`, `resize_`, `requires_grad_` do) after the plan was made; make a new plan"
                     + (", or give the tensor to `run`" if name == "x" else "")
                 )
-
-    def run(self, waits: Sequence[Any]) -> Any:
-        """Rotate and return the result."""
-        call = self.call
-        if call is None:
-            return self.result
-        runner, self.runner = self.runner, None
-        if runner is None:
-            runner = self._new_runner(call)
-        runner.place(self.value)
-        if self._tensors:
-            note_writes(self._tensors)
-        if call.on_host:
-            if waits:
-                call.state.check_waits(pending(waits))
-                wait_on_host(waits)
-            runner.run_on_host(self)
-        else:
-            runner.run_on_device(waits, self._arrays, self._written)
-        self.runner = runner
-        return self.result
-
-
-def _moved(binding: _Binding, positions: Any) -> _Binding:
-    """Return the binding at other positions: a new one if they have another form."""
-    checked = binding.checked
-    batch, seq = checked.inputs[0].view.shape[:2]
-    if binding.call is None:
-        checked.setup.source.check(positions, batch, seq)
-        return binding
-    moved = checked.setup.source.positions(positions, batch, seq)
-    if moved.form != checked.positions.form:
-        return _Binding(checked._replace(positions=moved), binding.own, binding.described)
-    binding.value = moved.value
-    return binding
-
-
-def _new_output(x: Operand, call: Call | None, k: int) -> Operand:
-    make = None if call is None else call.makers[k]
-    if call is None or make is None or not x.view.size:
-        return empty_like(x)
-    made = make(x.array if x.kind == "opencl" else x.original, call.state)[0]
-    return operand(made, x.layout, "out", writable=True)
-
-
-def _results(checked: CheckedCall, outputs: Sequence[Operand]) -> Any:
-    results = tuple(out.original for out in outputs)
-    return results if checked.setup.several else results[0]
 
 
 def _sides(checked: CheckedCall) -> list[tuple[str, Operand]]:
@@ -274,7 +225,7 @@ def _sides(checked: CheckedCall) -> list[tuple[str, Operand]]:
 
 def _listed(name: str, given: Any, checked: CheckedCall) -> list[Any]:
     count = len(checked.inputs)
-    arrays = listed(name, given, count) if checked.setup.several else [given]
+    arrays = listed(name, given, count) if checked.several else [given]
     if len(arrays) != count:
         raise ShapeError(f"{name}: got {len(arrays)} arrays, the plan was made for {count}")
     return arrays

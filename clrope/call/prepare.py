@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
 
 from ..arguments import listed
 from ..arrays import Operand, check_apart, check_out, operand
@@ -18,9 +19,9 @@ from ..positions import Offsets
 from ..select import database
 from .array_signature import alignment_of_operand, result_maker
 from .call import Call, TensorPart
-from .memory import Access
+from .memory import Access, pointer
 from .runtime import QueueState, Runtime
-from .sources import CallerTables, ConfigAngles, PositionForm, Positions
+from .sources import COUNTING, CallerTables, ConfigAngles, Positions
 
 Transfer = Literal["auto", "map", "copy"]
 TRANSFERS = ("auto", "map", "copy")
@@ -30,42 +31,93 @@ LOCAL_BYTES = 256 << 10
 Target = Callable[[list[Operand]], QueueState]
 
 
-class Setup(NamedTuple):
-    """What a call needs besides its arrays, checked. norms: of each array; () if there is none at all."""
+@dataclass(frozen=True, eq=False)
+class CheckedCall:
+    """All of a call, checked.
 
+    inputs, outputs, tables: operands; outputs None for new ones, the input itself in place. pairs: of each input.
+    norms: of each input; () if there is none at all. target: finds the queue.
+    """
+
+    inputs: list[Operand]
+    outputs: list[Operand | None]
+    tables: list[Operand]
+    positions: Positions
     pairs: list[PairLayout]
     source: ConfigAngles | CallerTables
     forward: bool
     several: bool
     variant: Variant | None
     transfer: Transfer
-    norms: tuple[Norm | None, ...] = ()
-
-    @property
-    def norm_forms(self) -> tuple[NormForm | None, ...]:
-        """The norms but their weights."""
-        return tuple(None if norm is None else norm.form for norm in self.norms)
-
-
-class CheckedCall(NamedTuple):
-    """A call with its arrays: operands (outputs None for new ones; the input itself in place), tables, positions."""
-
-    setup: Setup
-    inputs: list[Operand]
-    outputs: list[Operand | None]
-    tables: list[Operand]
-    positions: Positions
+    norms: tuple[Norm | None, ...]
     target: Target
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to rotate."""
+        """Whether there is nothing to rotate, which needs no device."""
         return not any(o.view.size for o in self.inputs)
 
+    def queue_state(self) -> QueueState:
+        """Return the queue that the arrays are on, or host arrays are rotated on."""
+        return self.target([*self.inputs, *self.tables, *(o for o in self.outputs if o is not None)])
+
+    @cached_property
     def call(self) -> Call:
-        """Return the call of these arrays: one that was kept if there is one."""
-        state = self.target([*self.inputs, *self.tables, *(o for o in self.outputs if o is not None)])
-        return call_for(state, self.setup, self.inputs, self.outputs, self.tables, self.positions.form)
+        """The call of these arrays: one with the same layouts and alignments that was kept, or a new one."""
+        state = self.queue_state()
+        sides = tuple(
+            None if o is None else "in place" if number and o is x else
+            (o.kind, _unplaced(o.view), o.layout, alignment_of_operand(o),
+             o.kind != "opencl" or o.array.allocator is None)
+            for x, out in zip(self.inputs, self.outputs, strict=True) for number, o in enumerate((x, out))
+        )  # fmt: skip
+        key = (
+            state, sides, tuple(o.kind for o in self.tables), self.positions.form, *self.pairs, self.source,
+            self.forward, self.several, self.variant, self.transfer, self._norm_forms, database.generation(),
+        )  # fmt: skip
+        call: Call = state.runtime.calls.made(key, lambda: self._new_call(state))
+        return call
+
+    @property
+    def _norm_forms(self) -> tuple[NormForm | None, ...]:
+        return tuple(None if norm is None else norm.form for norm in self.norms)
+
+    def _new_call(self, state: QueueState) -> Call:
+        runtime = state.runtime
+        parts = [
+            part_of(x, out, access_of(x, runtime, self.transfer, self.variant), pairs, norm)
+            for x, out, pairs, norm in zip(
+                self.inputs, self.outputs, self.pairs, self._norm_forms or [None] * len(self.inputs), strict=True
+            )
+        ]
+        state = state_for(state, parts, sum(o.view.nbytes for o in self.inputs))
+        tables_access: Access = "device"
+        if self.tables and self.tables[0].kind != "opencl":
+            tables_access = access_of(self.tables[0], runtime, self.transfer, None)
+        return Call(
+            state, parts, self.source, self.positions.form, forward=self.forward, several=self.several,
+            variant=self.variant, tables_access=tables_access,
+        )  # fmt: skip
+
+    def run(self, waits: Sequence[Any], signed: Any = None, in_place: Sequence[bool] = ()) -> Any:
+        """Run the call. signed: the signature to keep it under, if the outputs are `in_place` as they are here."""
+        if self.empty:
+            results = self.results(None)
+            return tuple(results) if self.several else results[0]
+        inputs, outputs = originals(self.inputs), originals(self.outputs)
+        call = self.call
+        memories = memories_of(self.inputs, self.outputs, self.tables)
+        result = call.run(inputs, outputs, memories, self.positions.value, waits, self.norms)
+        if signed is not None and in_place == [o is x for x, o in zip(self.inputs, self.outputs, strict=True)]:
+            call.state.runtime.calls.put(signed, call)
+        return result
+
+    def results(self, state: QueueState | None) -> list[Any]:
+        """Return the arrays that results go to, new ones made. state: None if there is nothing to rotate."""
+        return [
+            result_maker(x)[0](x.original, state)[0] if out is None else out.original
+            for x, out in zip(self.inputs, self.outputs, strict=True)
+        ]
 
 
 def check_transfer(transfer: Any) -> None:
@@ -136,80 +188,35 @@ def prepare(
     own = next(iter(configs), config if config.n_dims else replace(config, n_dims=2))
     source = ConfigAngles(own)
     pairs = [PairLayout.of_config(own, max(2, o.view.shape[3])) for o in inputs]
-    setup = Setup(pairs, source, forward, several, variant, transfer, norms)
-    where = positions_for(setup, inputs, positions)
-    return CheckedCall(setup, inputs, outputs, [], where, target)
+    where = positions_for(source, inputs, positions)
+    return CheckedCall(
+        inputs, outputs, [], where, pairs, source, forward, several, variant, transfer, norms, target
+    )  # fmt: skip
 
 
-def positions_for(setup: Setup, inputs: Sequence[Operand], positions: Any) -> Positions:
+def positions_for(source: ConfigAngles | CallerTables, inputs: Sequence[Operand], positions: Any) -> Positions:
     """Return checked positions; for empty tensors no rows are made of them."""
     batch, seq = inputs[0].view.shape[:2]
     if any(o.view.size for o in inputs):
-        return setup.source.positions(positions, batch, seq)
-    setup.source.check(positions, batch, seq)
-    return Positions(PositionForm(True, 1, 0, False), 0)
-
-
-def call_for(
-    state: QueueState, setup: Setup, inputs: Sequence[Operand], outputs: Sequence[Operand | None],
-    tables: Sequence[Operand], form: PositionForm,
-) -> Call:  # fmt: skip
-    """Return the call for checked arrays: one with the same layouts and alignments, or a new one."""
-    sides = tuple(
-        None if o is None else "in place" if number and o is x else
-        (o.kind, _unplaced(o.view), o.layout, alignment_of_operand(o), o.kind != "opencl" or o.array.allocator is None)
-        for x, out in zip(inputs, outputs, strict=True) for number, o in enumerate((x, out))
-    )  # fmt: skip
-    source: Any = setup.source.config if isinstance(setup.source, ConfigAngles) else setup.source
-    kinds = tuple(o.kind for o in tables)
-    plain = setup._replace(source=source, pairs=None, norms=setup.norm_forms)  # type: ignore[arg-type]
-    key = (state, *plain, *setup.pairs, sides, kinds, form, database.generation())
-    call: Call | None = state.runtime.calls.get(key)
-    if call is None:
-        call = _new_call(state, setup, inputs, outputs, tables, form)
-        state.runtime.remember(key, call)
-    return call
-
-
-def _new_call(
-    state: QueueState, setup: Setup, inputs: Sequence[Operand], outputs: Sequence[Operand | None],
-    tables: Sequence[Operand], form: PositionForm,
-) -> Call:  # fmt: skip
-    runtime, variant = state.runtime, setup.variant
-    norms = setup.norm_forms or (None,) * len(inputs)
-    parts = [
-        part_of(x, out, access_of(x, runtime, setup.transfer, variant), pairs, norm)
-        for x, out, pairs, norm in zip(inputs, outputs, setup.pairs, norms, strict=True)
-    ]
-    state = state_for(state, parts, sum(o.view.nbytes for o in inputs))
-    tables_access: Access = "device"
-    if tables and tables[0].kind != "opencl":
-        tables_access = access_of(tables[0], runtime, setup.transfer, None)
-    return Call(
-        state, parts, setup.source, form, forward=setup.forward, several=setup.several, variant=variant,
-        tables_access=tables_access,
-        tensors=[k for k, out in enumerate(outputs) if out is not None and out.kind == "torch"],
-    )  # fmt: skip
+        return source.positions(positions, batch, seq)
+    source.check(positions, batch, seq)
+    return Positions(COUNTING, 0)
 
 
 def part_of(
     x: Operand, out: Operand | None, access: Access, pairs: PairLayout, norm: NormForm | None = None
 ) -> TensorPart:
     """Return a tensor of a call: out None for a new output, x itself in place."""
-    y, make = x.view, None
-    alignment = alignment_of_operand(x if out is None else out)
-    if out is None:
-        make, y, alignment = result_maker(x)
-    else:
-        y = out.view
+    make, y, alignment = result_maker(x) if out is None else (None, out.view, alignment_of_operand(out))
     own = alignment_of_operand(x)
-    return TensorPart(_unplaced(x.view), _unplaced(y), own, alignment, out is x, access, pairs, make, norm)
+    tensor = out is not None and out.kind == "torch"
+    return TensorPart(_unplaced(x.view), _unplaced(y), own, alignment, out is x, access, pairs, make, tensor, norm)
 
 
 def state_for(state: QueueState, parts: Sequence[TensorPart], nbytes: int) -> QueueState:
     """Return the queue for so many bytes: small calls on host arrays may have one that is quicker for them."""
     runtime = state.runtime
-    if nbytes <= LOCAL_BYTES and state is runtime.queue_state(runtime.queue) and all(p.access == "svm" for p in parts):
+    if nbytes <= LOCAL_BYTES and state is runtime.state and all(p.access == "svm" for p in parts):
         return runtime.local_state
     return state
 
@@ -232,14 +239,21 @@ def memories_of(inputs: Sequence[Operand], outputs: Sequence[Operand | None], ta
     """Return the memory of each side as `Call.run` takes it; None for new results."""
     memories: list[Any] = []
     for x, out in zip(inputs, outputs, strict=True):
-        memories.append(memory_of(x))
-        memories.append(x.twin if out is x and x.twin is not None else None if out is None else memory_of(out))
+        memories += [
+            memory_of(x),
+            x.twin if out is x and x.twin is not None else None if out is None else memory_of(out),
+        ]
     return memories + [memory_of(o) for o in tables]
 
 
 def memory_of(o: Operand) -> Any:
-    """Return an OpenCL array, or the address of element [0, 0, 0, 0]."""
-    return o.array if o.kind == "opencl" else o.address
+    """Return an OpenCL array, or a pointer to element [0, 0, 0, 0]."""
+    return o.array if o.kind == "opencl" else pointer(o.address)
+
+
+def originals(operands: Sequence[Operand | None]) -> list[Any]:
+    """Return the callers' arrays, None for None."""
+    return [None if o is None else o.original for o in operands]
 
 
 def call_text(x: Any, positions: Any, config: RopeConfig, layout: str) -> str:

@@ -10,11 +10,14 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..device import DeviceInfo, device
 from ..device.discovery import FORKED, check_fork
@@ -23,49 +26,97 @@ from ..errors import DeviceError
 from ..kernels.build import build, includes_files
 from ..kernels.launch import LaunchSpec
 from ..norm import Norm
-from .events import all_ended, complete, launch_error, out_of_memory
-from .table_sets import TableSets
-from .transfer import Staging
+from .events import all_ended, opencl_errors, out_of_memory
 
 if TYPE_CHECKING:
     import pyopencl
 
     from ..device.select import Selector
+    from .filled_tables import CosSinTable
 
 #: The smallest page of any machine: no byte of it is out of reach if one is within.
 PAGE = 4096
-#: Bytes of a result below which nothing limits the pool.
-SMALL_RESULT = 1 << 20
-#: Bytes of dropped results on a queue that are kept at most, besides what is being allocated.
-RESULT_BYTES_KEPT = 256 << 20
-CALLS_KEPT = 512
-PROGRAMS_KEPT = 256
-HOST_BUFFERS_KEPT = 1024
-CONSTANTS_KEPT = 256
-SCALES_KEPT = 1024
-QUEUES_KEPT = 32
-FOREIGN_RUNTIMES_KEPT = 8
-TARGETS_KEPT = 64
+#: Bytes below which nothing limits a pool.
+SMALL_BUFFER = 1 << 20
+#: Bytes of buffers in no use that a pool keeps at most, besides what is being allocated.
+POOL_BYTES_KEPT = 256 << 20
+#: Bytes of cos and sin in no use that are kept at most, and the number of their tables.
+TABLE_BYTES_KEPT = 256 << 20
+TABLES_KEPT = 32
+#: Other things that are kept: at most so many.
+CALLS_KEPT, PROGRAMS_KEPT, CONSTANTS_KEPT, HOST_BUFFERS_KEPT = 512, 256, 1024, 1024
+QUEUES_KEPT, COPY_QUEUES_KEPT, FOREIGN_RUNTIMES_KEPT, TARGETS_KEPT = 32, 8, 8, 64
 #: Property of a queue whose commands the calling thread runs (cl_intel_exec_by_local_thread).
 _LOCAL_THREAD = 1 << 31
+
+
+class Kept(dict[Any, Any]):
+    """A dictionary of the last `most` values; the oldest go. Looked up at every call, by `dict.get`."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._lock, self._most = threading.RLock(), most
+
+    def made(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return the value of a key, made if there is none."""
+        value = self.get(key)
+        if value is None:
+            with self._lock:
+                value = self.get(key)
+                if value is None:
+                    value = make()
+                    self.put(key, value)
+        return value
+
+    def put(self, key: Any, value: Any) -> None:
+        """Keep a value."""
+        with self._lock:
+            while len(self) >= self._most:
+                self.pop(next(iter(self)), None)
+            self[key] = value
+
+
+class BufferPool:
+    """Device memory that is used again. A buffer goes back when it is dropped: after the last command with it, or on
+    an in-order queue, where later commands come later."""
+
+    def __init__(self, context: pyopencl.Context, cl_device: pyopencl.Device) -> None:
+        import pyopencl.tools
+
+        self._context, self._device = context, cl_device
+        with warnings.catch_warnings():
+            # It warns of allocators that do not touch the memory. The others put a write on a queue.
+            warnings.simplefilter("ignore", UserWarning)
+            self.memory = pyopencl.tools.MemoryPool(pyopencl.tools.DeferredAllocator(context))
+        self.largest = int(cl_device.max_mem_alloc_size)
+
+    def allocate(self, nbytes: int, kept: bool = True) -> Any:
+        """Return memory of undefined contents, of its own unless `kept`; raises `DeviceError` naming the bytes."""
+        try:
+            return self.memory.allocate(nbytes) if kept and nbytes < SMALL_BUFFER else self._large(nbytes, kept)
+        except Exception as error:
+            raise out_of_memory(nbytes, self._device.name, error) from error
+
+    def _large(self, nbytes: int, kept: bool) -> Any:
+        import pyopencl as cl
+
+        pool = self.memory
+        # The pool rounds sizes up, which the device may not allow for this one.
+        if not kept or pool.alloc_size(pool.bin_number(nbytes)) > self.largest:
+            return cl.Buffer(self._context, cl.mem_flags.READ_WRITE, nbytes)
+        if pool.managed_bytes - pool.active_bytes > POOL_BYTES_KEPT:
+            pool.free_held()
+        return pool.allocate(nbytes)
 
 
 class QueueState:
     """What is known of one command queue: its runtime, its order, and a pool that results on it come from."""
 
     def __init__(self, runtime: Runtime, queue: pyopencl.CommandQueue) -> None:
-        import pyopencl as cl
-        import pyopencl.tools
-
         self.runtime = runtime
         self.queue = queue
-        self.in_order = not queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
-        # A block goes back to the pool when its array is dropped, which is safe only if later commands come later.
-        with warnings.catch_warnings():
-            # It warns of allocators that do not touch the memory. The others put a write on the queue, or wait.
-            warnings.simplefilter("ignore", UserWarning)
-            self.results = pyopencl.tools.MemoryPool(pyopencl.tools.DeferredAllocator(queue.context))
-        self._largest = int(queue.device.max_mem_alloc_size)
+        self.in_order = _in_order(queue)
+        self.results = BufferPool(queue.context, queue.device)
         # PoCL's `basic` device runs commands at once, whatever they are to wait for.
         name, platform = runtime.info.name, runtime.info.platform
         self._cannot_wait = platform == "Portable Computing Language" and name.startswith("basic")
@@ -78,13 +129,6 @@ class QueueState:
                 "for them first, or use PoCL's pthread device"
             )
 
-    def unordered(self, arrays: Sequence[Any]) -> list[Any]:
-        """Return the OpenCL arrays whose own queue does not keep later commands behind those on this queue."""
-        queue = self.queue
-        if not self.in_order:
-            return list(arrays)
-        return [array for array in arrays if array.queue is not queue and array.queue != queue]
-
     def before_writing(self, arrays: Sequence[Any]) -> list[Any]:
         """Return events of all work so far on other in-order queues that OpenCL arrays are on.
 
@@ -93,35 +137,23 @@ class QueueState:
         """
         import pyopencl as cl
 
-        queues = {array.queue.int_ptr: array.queue for array in self.unordered(arrays) if array.queue is not None}
+        queues = {array.queue.int_ptr: array.queue for array in arrays if array.queue is not None}
         queues.pop(self.queue.int_ptr, None)
         events = []
-        for queue in queues.values():
-            if not queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE:
-                events.append(cl.enqueue_marker(queue))
-                queue.flush()  # or another queue might wait for it in vain
+        for queue in filter(_in_order, queues.values()):
+            events.append(cl.enqueue_marker(queue))
+            queue.flush()  # or another queue might wait for it in vain
         return events
-
-    def rounded(self, nbytes: int) -> int:
-        """Return the bytes that the pool would take for a result; 0 if the device does not give so much."""
-        size = int(self.results.alloc_size(self.results.bin_number(nbytes)))
-        return size if size <= self._largest else 0
 
     def allocate(self, nbytes: int) -> Any:
         """Return memory for a result on this queue; raises `DeviceError` naming the bytes."""
-        import pyopencl as cl
+        return self.results.allocate(nbytes, self.in_order)
 
-        try:
-            pool = self.results
-            if nbytes < SMALL_RESULT and self.in_order:
-                return pool.allocate(nbytes)
-            if not self.in_order or not self.rounded(nbytes):
-                return cl.Buffer(self.queue.context, cl.mem_flags.READ_WRITE, nbytes)
-            if pool.held_blocks and pool.managed_bytes - pool.active_bytes > RESULT_BYTES_KEPT:
-                pool.free_held()
-            return pool.allocate(nbytes)
-        except cl.Error as error:
-            raise out_of_memory(nbytes, self.queue.device.name, error) from error
+
+def _in_order(queue: pyopencl.CommandQueue) -> bool:
+    import pyopencl as cl
+
+    return not queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
 
 
 class Runtime:
@@ -130,10 +162,11 @@ class Runtime:
     info:      the device.
     context:   the context; `cl_device` its device.
     calls:     calls by signature: the one table of what `rope`, `rotate` and plans run.
-    tables:    tables of cos and sin in no use, for the calls that read some.
-    constants: what depends on a configuration alone, uploaded once. scales: of norms, likewise.
+    tables:    tables of cos and sin in no use, the oldest first, for the calls that read some.
+    constants: what depends on a configuration alone, or on a norm, uploaded once.
     host_buffers: buffers over host memory that is the device's own ('direct'), by address and size. A buffer owns no
                memory, and is used again when an array comes at its address: making one takes PoCL 10 us.
+    copy_queues: in-order queues in no use, for tensors that are copied to the device.
     """
 
     def __init__(self, context: pyopencl.Context, info: DeviceInfo) -> None:
@@ -145,59 +178,46 @@ class Runtime:
         self.cl_device = info.cl_device
         self.pid = os.getpid()
         self.lock = threading.RLock()
-        self.calls: dict[Any, Any] = {}
-        self.tables = TableSets()
-        self.constants: dict[Any, Any] = {}
-        self.scales: dict[tuple[Norm, str], pyopencl.Buffer] = {}
-        self.host_buffers: dict[Any, Any] = {}
-        self._programs: dict[tuple[str, tuple[str, ...], str | None], pyopencl.Program] = {}
-        self._queues: dict[int, QueueState] = {}
-        self._queue: pyopencl.CommandQueue | None = None
-        self._local: QueueState | None = None
-        self._staging: Staging | None = None
-        self._host_access: str | None = None
+        self.calls = Kept(CALLS_KEPT)
+        self.tables: list[CosSinTable] = []
+        self.constants = Kept(CONSTANTS_KEPT)
+        self.host_buffers = Kept(HOST_BUFFERS_KEPT)
+        self.copy_queues: deque[Any] = deque(maxlen=COPY_QUEUES_KEPT)
+        self._programs = Kept(PROGRAMS_KEPT)
 
     @property
     def queue(self) -> pyopencl.CommandQueue:
         """The in-order queue that host arrays are rotated on."""
-        if self._queue is None:
-            import pyopencl as cl
+        return self.state.queue
 
-            with self.lock:
-                if self._queue is None:
-                    try:
-                        self._queue = cl.CommandQueue(self.context, self.cl_device)
-                    except cl.Error as error:
-                        raise DeviceError(
-                            f"device {self.info.name!r}: no command queue could be made: {error}"
-                        ) from error
-        return self._queue
+    @cached_property
+    def state(self) -> QueueState:
+        """What is known of `queue`."""
+        import pyopencl as cl
 
-    @property
+        try:
+            return QueueState(self, cl.CommandQueue(self.context, self.cl_device))
+        except cl.Error as error:
+            raise DeviceError(f"device {self.info.name!r}: no command queue could be made: {error}") from error
+
+    @cached_property
     def local_state(self) -> QueueState:
         """A queue for calls so small that handing them to other threads takes longer; else the usual one.
 
         Intel's runtime runs the commands of such a queue in the thread that enqueues them, without letting go of
         Python's lock: never give it one that has to wait for an event.
         """
-        if self._local is None:
-            import pyopencl as cl
+        import pyopencl as cl
 
-            state = self.queue_state(self.queue)
-            if "cl_intel_exec_by_local_thread" in self.cl_device.extensions:
-                with suppress(cl.Error):
-                    queue = cl.CommandQueue(self.context, self.cl_device, properties=_LOCAL_THREAD)  # type: ignore[arg-type]
-                    state = self.queue_state(queue)
-            self._local = state
-        return self._local
+        if "cl_intel_exec_by_local_thread" in self.cl_device.extensions:
+            with suppress(cl.Error):
+                return QueueState(self, cl.CommandQueue(self.context, self.cl_device, properties=_LOCAL_THREAD))  # type: ignore[arg-type]
+        return self.state
 
-    @property
-    def staging(self) -> Staging:
-        """Buffers and queues for tensors that are copied to the device."""
-        with self.lock:
-            if self._staging is None:
-                self._staging = Staging(self.context, self.cl_device)
-            return self._staging
+    @cached_property
+    def staging(self) -> BufferPool:
+        """Buffers for tensors that are copied to the device."""
+        return BufferPool(self.context, self.cl_device)
 
     def check(self) -> None:
         """Raise `DeviceError` in a process forked after this runtime was made."""
@@ -211,81 +231,37 @@ class Runtime:
 
         Raises `DeviceError` for an error of OpenCL.
         """
-        try:
-            yield
-        except BaseException as error:
-            if not all_ended(queue):
-                runtimes.busy[id(memory)] = memory
-            failed = launch_error(self.info.name, error)
-            if failed is not None:
-                raise failed from error
-            raise
-
-    def remember(self, key: Any, call: Any) -> None:
-        """Keep a call, and of all the last `CALLS_KEPT`."""
-        with self.lock:
-            keep(self.calls, key, call, CALLS_KEPT)
-
-    def queue_state(self, queue: pyopencl.CommandQueue) -> QueueState:
-        """Return what is kept for a queue of this context and device."""
-        key = queue.int_ptr
-        state = self._queues.get(key)
-        if state is None:
-            with self.lock:
-                state = self._queues.get(key)
-                if state is None:
-                    state = QueueState(self, queue)
-                    keep(self._queues, key, state, QUEUES_KEPT)
-        return state
-
-    def leave_events(self, arrays: Sequence[Any], events: Sequence[Any], waited: Sequence[Any]) -> None:
-        """Let what comes later wait for launches that read or write OpenCL arrays, on a queue out of order.
-
-        waited: what the launches waited for, so that nothing else has to. With what has ended it leaves the arrays'
-        lists, which would grow otherwise. Several arrays may share one list.
-        """
-        known = [*waited, *events]
-        with self.lock:  # other threads may read the same arrays
-            for array in arrays:
-                others = [e for e in array.events if e not in known and not complete(e)]
-                array.events[:] = [*others, *events]
+        with opencl_errors(self.info.name):
+            try:
+                yield
+            except BaseException:
+                if not all_ended(queue):
+                    runtimes.busy[id(memory)] = memory
+                raise
 
     def program(self, spec: LaunchSpec) -> pyopencl.Program:
         """Return the program of a launch, built unless it is one of the last `PROGRAMS_KEPT`. Raises `BuildError`."""
-        key = (spec.file, spec.options, spec.source)
-        with self.lock:
-            found = self._programs.get(key)
-            if found is None or (spec.source is not None and includes_files(spec.source)):
-                found = build(self.context, self.cl_device, spec.text, spec.options, keep=True)
-                keep(self._programs, key, found, PROGRAMS_KEPT)
-            return found
+        key = spec.file, spec.options, spec.source
+        if spec.source is not None and includes_files(spec.source):
+            self._programs.pop(key, None)
+        program: pyopencl.Program = self._programs.made(
+            key, lambda: build(self.context, self.cl_device, spec.text, spec.options, keep=True)
+        )
+        return program
 
     def scale_of(self, norm: Norm, real: str) -> pyopencl.Buffer:
         """Return the scale of a norm for a computing type, uploaded once."""
-        import pyopencl as cl
+        dtype = np.float64 if real == "f64" else np.float32
+        scale: pyopencl.Buffer = self.constants.made((norm, real), lambda: upload(self.context, norm.scale(dtype)))
+        return scale
 
-        found = self.scales.get((norm, real))
-        if found is None:
-            flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
-            found = cl.Buffer(self.context, flags, hostbuf=norm.scale(np.float64 if real == "f64" else np.float32))
-            with self.lock:
-                keep(self.scales, (norm, real), found, SCALES_KEPT)
-        return found
-
-    @property
+    @cached_property
     def host_access(self) -> str:
         """How kernels reach host memory: 'svm', 'direct', 'mapped' (all without a copy), or 'copied'.
 
         svm: any pointer of the host is one of the device (fine-grained system SVM). direct: buffers over host memory
         are that memory, tried out once. mapped: such buffers have to be mapped before and after.
         """
-        if self._host_access is None:
-            with self.lock:
-                if self._host_access is None:
-                    self._host_access = self._find_host_access()
-        return self._host_access
-
-    def _find_host_access(self) -> str:
         import pyopencl as cl
 
         if not self.info.host_unified:
@@ -324,44 +300,59 @@ class Runtime:
         return bool(np.array_equal(pages[PAGE:], pages[:PAGE]))
 
 
+def upload(context: pyopencl.Context, array: npt.NDArray[Any]) -> pyopencl.Buffer:
+    """Return a read-only buffer with a copy of an array in C order."""
+    import pyopencl as cl
+
+    flags = cl.mem_flags
+    return cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=np.ascontiguousarray(array))
+
+
 class Registry:
     """The runtimes of this process."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.contexts: dict[int, pyopencl.Context] = {}
         #: Runtimes in the package's own contexts, and in callers' ones by (context, device).
         self.own: dict[DeviceInfo, Runtime] = {}
-        self.foreign: dict[tuple[int, int], Runtime] = {}
+        self.foreign = Kept(FOREIGN_RUNTIMES_KEPT)
         #: Queues of OpenCL arrays that calls came with. Each is kept, so that its address is no other one's.
-        self.queues: dict[int, QueueState] = {}
+        self.queues = Kept(QUEUES_KEPT)
         #: The queue of each selector that a call came with.
-        self.targets: dict[Any, tuple[QueueState, Any]] = {}
+        self.targets = Kept(TARGETS_KEPT)
         #: Host memory that commands may still use, because no way to wait for them worked: it is never freed.
         self.busy: dict[int, Any] = {}
 
     def of_device(self, info: DeviceInfo) -> Runtime:
         """Return the runtime of a device in the package's own context for it."""
-        found = self.own.get(info)
-        if found is None:
-            with self.lock:
-                found = self.own.get(info)
-                if found is None:
-                    found = self.own[info] = Runtime(self.context(info), info)
-        return found
-
-    def context(self, info: DeviceInfo) -> pyopencl.Context:
-        """Return the package's own context of a device."""
         import pyopencl as cl
 
         with self.lock:
-            key = info.cl_device.int_ptr
-            if key not in self.contexts:
+            if info not in self.own:
                 try:
-                    self.contexts[key] = cl.Context([info.cl_device])
+                    self.own[info] = Runtime(cl.Context([info.cl_device]), info)
                 except cl.Error as error:
                     raise DeviceError(f"device {info.name!r}: no context could be made: {error}") from error
-            return self.contexts[key]
+            return self.own[info]
+
+    def of_context(self, context: pyopencl.Context, cl_device: pyopencl.Device) -> Runtime:
+        """Return the runtime of a device in a caller's context, or in the package's own."""
+
+        def new() -> Runtime:
+            info = device(cl_device)
+            own = self.own.get(info)
+            return own if own is not None and own.context.int_ptr == context.int_ptr else Runtime(context, info)
+
+        found: Runtime = self.foreign.made((context.int_ptr, cl_device.int_ptr), new)
+        return found
+
+    def of_queue(self, queue: pyopencl.CommandQueue) -> QueueState:
+        """Return what is kept for a queue of the caller's."""
+        found: QueueState | None = self.queues.get(queue.int_ptr)
+        if found is None:
+            runtime = self.of_context(queue.context, queue.device)
+            found = self.queues.made(queue.int_ptr, lambda: QueueState(runtime, queue))
+        return found
 
     def state_of(self, selector: Any) -> QueueState:
         """Return the queue of a selector of `clrope.device`; None and names are looked up once."""
@@ -373,43 +364,11 @@ class Registry:
             key = id(selector)  # its hash takes as long as a small call
         else:
             runtime = runtime_for(selector)
-            return runtime.queue_state(queue_for(selector))
+            return self.of_queue(selector) if hasattr(selector, "flush") else runtime.state
         found = self.targets.get(key)
-        if found is None:
-            runtime = runtime_for(selector)
-            found = runtime.queue_state(runtime.queue), selector  # kept, so that its identity is no other one's
-            with self.lock:
-                keep(self.targets, key, found, TARGETS_KEPT)
-        return found[0]
-
-    def of_queue(self, queue: pyopencl.CommandQueue) -> QueueState:
-        """Return what is kept for the queue of an OpenCL array."""
-        state = self.queues.get(queue.int_ptr)
-        if state is None:
-            state = self.of_context(queue.context, queue.device).queue_state(queue)
-            with self.lock:
-                keep(self.queues, queue.int_ptr, state, QUEUES_KEPT)
-        return state
-
-    def of_context(self, context: pyopencl.Context, cl_device: pyopencl.Device) -> Runtime:
-        """Return the runtime of a device in a caller's context, or in the package's own."""
-        key = (context.int_ptr, cl_device.int_ptr)
-        with self.lock:
-            found = self.foreign.get(key)
-            if found is None:
-                info = device(cl_device)
-                own = self.contexts.get(key[1])
-                ours = own is not None and own.int_ptr == key[0]
-                found = self.of_device(info) if ours else Runtime(context, info)
-                keep(self.foreign, key, found, FOREIGN_RUNTIMES_KEPT)
-        return found
-
-
-def keep(kept: dict[Any, Any], key: Any, value: Any, most: int) -> None:
-    """Keep a value in a dictionary of at most `most`; the oldest go. Looked up at every call, by `dict.get`."""
-    while len(kept) >= most:
-        kept.pop(next(iter(kept)), None)
-    kept[key] = value
+        if found is None:  # the selector is kept, so that its identity is no other one's
+            found = self.targets.made(key, lambda: (runtime_for(selector).state, selector))
+        return found[0]  # type: ignore[no-any-return]
 
 
 runtimes = Registry()
@@ -431,19 +390,12 @@ def context_for(selector: Selector = None) -> pyopencl.Context:
     """Return the context of a device (the same one each time), or the caller's own: of a queue, or as it is."""
     import pyopencl as cl
 
-    check_fork()
-    if isinstance(selector, cl.Context):
-        return selector
-    if isinstance(selector, cl.CommandQueue):
-        return selector.context
-    return runtimes.context(device(selector))
+    return selector if isinstance(selector, cl.Context) else runtime_for(selector).context
 
 
 def queue_for(selector: Selector = None) -> pyopencl.CommandQueue:
     """Return the in-order queue of a device (the same one each time), one in the caller's context, or the given one."""
     import pyopencl as cl
 
-    if isinstance(selector, cl.CommandQueue):
-        check_fork()
-        return selector
-    return runtime_for(selector).queue
+    check_fork()
+    return selector if isinstance(selector, cl.CommandQueue) else runtime_for(selector).queue

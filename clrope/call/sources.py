@@ -17,11 +17,9 @@ from ..kernels.launch import BoundRows, LaunchSpec
 from ..kernels.problem import AngleForm
 from ..layout import TensorView
 from ..positions import GivenPositions, given_positions
-from .runtime import CONSTANTS_KEPT, Runtime, keep
+from .runtime import Runtime, upload
 
 if TYPE_CHECKING:
-    import pyopencl
-
     from ..device import DeviceInfo
 
 Real = Literal["f32", "f64"]
@@ -136,14 +134,15 @@ def int64_rows(value: Any, rows: slice) -> npt.NDArray[np.int64]:
     return given
 
 
+@dataclass(frozen=True)
 class ConfigAngles:
-    """cos and sin of a configuration, which has n_dims set."""
+    """cos and sin of a configuration, which has n_dims set.
 
-    #: The caller's memory that tables are made from: none.
+    sides: the caller's memory that tables are made from: none.
+    """
+
+    config: RopeConfig
     sides: tuple[TensorView, ...] = ()
-
-    def __init__(self, config: RopeConfig) -> None:
-        self.config = config
 
     @property
     def row_width(self) -> int:
@@ -172,20 +171,20 @@ class ConfigAngles:
     def constants(self, runtime: Runtime, real: Real) -> dict[str, Any]:
         """Return the arguments of kernels that depend on the configuration alone, its arrays uploaded once."""
         table = angle_table(self.config)
-        found: dict[str, Any] | None = runtime.constants.get(self.config)
-        if found is None:
+
+        def uploaded() -> dict[str, Any]:
             arrays: dict[str, npt.NDArray[Any]] = {"step": table.step, "step_low": table.step_low, "axis": table.axis}
             if self.config.angles == "ggml":
                 ggml = table.ggml
                 arrays = {"exponent": ggml.exponent, "factor": ggml.factor, "mix": ggml.mix, "axis": table.axis}
-            found = {name: upload(runtime.context, array) for name, array in arrays.items()}
-            with runtime.lock:
-                keep(runtime.constants, self.config, found, CONSTANTS_KEPT)
+            return {name: upload(runtime.context, array) for name, array in arrays.items()}
+
+        found: dict[str, Any] = runtime.constants.made(self.config, uploaded)
         if self.config.angles == "ggml":
             return found
         return {**found, "magnitude": (np.float64 if real == "f64" else np.float32)(table.magnitude)}
 
-    def table_spec(self, count: int, rows: slice, form: PositionForm, real: Real, info: DeviceInfo) -> LaunchSpec:
+    def table_spec(self, count: int, form: PositionForm, real: Real, info: DeviceInfo) -> LaunchSpec:
         """Return the launch that fills tables of so many rows."""
         table, angles = angle_table(self.config), self.form(form, real)
         if self.config.angles == "ggml":
@@ -207,22 +206,18 @@ class CallerTables:
     Kernels read them where they are, if they have the form of a kernel's own tables and row numbers count up by one.
     Otherwise `gather` picks rows, widens and orders columns.
 
-    sides: both tables' views, their offsets 0. width, split, step, distance: see `kernels/gather_tables.cl`.
+    sides: both tables' views, their offsets 0. row_width: numbers in one row of cos on the device. split, step,
+    distance: see `kernels/gather_tables.cl`.
     full: a row holds numbers for both elements of each pair. indexed: positions pick rows; else tokens have one each.
     """
 
     sides: tuple[TensorView, TensorView]
-    width: int
+    row_width: int
     split: int
     step: int
     distance: int
     full: bool
     indexed: bool
-
-    @property
-    def row_width(self) -> int:
-        """Numbers in one row of cos on the device."""
-        return self.width
 
     def first_row(self, rows: slice) -> int:
         """Return what a chunk with these rows adds to the first row number: nothing if it has a part of the tables."""
@@ -261,9 +256,9 @@ class CallerTables:
             raise ShapeError(f"positions: got {bad}, the tables have rows 0 ... {length - 1}")
         return given
 
-    def table_spec(self, count: int, rows: slice, form: PositionForm, real: Real, info: DeviceInfo) -> LaunchSpec:
+    def table_spec(self, count: int, form: PositionForm, real: Real, info: DeviceInfo) -> LaunchSpec:
         """Return the launch that fills tables of so many rows."""
-        return table_kernels.gathered_tables(self.width, count, self.sides[0].dtype, real, info)
+        return table_kernels.gathered_tables(self.row_width, count, self.sides[0].dtype, real, info)
 
     def part(self, number: int, rows: slice) -> TensorView:
         """Return what a chunk's rows need of cos (0) or sin (1)."""
@@ -280,7 +275,7 @@ class CallerTables:
         """Return the arguments of that launch that do not depend on positions or memory."""
         count, per_batch = rows.stop - rows.start, self.sides[0].shape[1]
         arguments: dict[str, Any] = {
-            "indexed": np.int32(self.indexed), "width": np.int32(self.width), "split": np.int32(self.split),
+            "indexed": np.int32(self.indexed), "width": np.int32(self.row_width), "split": np.int32(self.split),
             "step": np.int32(self.step), "distance": np.int32(self.distance),
             "rows_per_batch": np.int32(count if self.indexed else min(per_batch, count)),
         }  # fmt: skip
@@ -291,11 +286,3 @@ class CallerTables:
         if not self.indexed:
             arguments["index"] = upload(runtime.context, np.zeros(1, np.int64))
         return arguments
-
-
-def upload(context: pyopencl.Context, array: npt.NDArray[Any]) -> pyopencl.Buffer:
-    """Return a read-only buffer with a copy of an array in C order."""
-    import pyopencl as cl
-
-    flags = cl.mem_flags
-    return cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=np.ascontiguousarray(array))

@@ -13,8 +13,7 @@ gathered and scattered by NumPy, so that only the view's own elements are touche
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,84 +22,19 @@ import numpy as np
 import numpy.typing as npt
 
 from ..host_memory import empty
+from ..kernels.launch import Launch
 from ..layout import TensorView
-from .events import all_ended, out_of_memory
+from .events import all_ended
+from .memory import host_view
+from .runtime import runtimes
 
 if TYPE_CHECKING:
-    import pyopencl
+    from .call import Call
 
 #: Bytes of a tensor that travel at once: several of them in a large tensor, each worth its commands.
 COPY_CHUNK_BYTES = 8 << 20
 #: Chunks on their way at the same time: one in, one being rotated, one out.
 SLOTS = 3
-#: Bytes of staging buffers in no use that are kept at most, and queues.
-STAGING_BYTES_KEPT = 256 << 20
-QUEUES_KEPT = 8
-
-#: Puts a rotation on the call's queue, after the events given.
-Start = Callable[[list[Any]], Any]
-
-
-class Staging:
-    """Device buffers and queues for copied tensors, used again by the next call.
-
-    A buffer goes back by itself when it is dropped, which must be after all work on it has ended.
-    """
-
-    def __init__(self, context: pyopencl.Context, cl_device: pyopencl.Device) -> None:
-        import pyopencl as cl
-        import pyopencl.tools
-
-        self._lock = threading.Lock()
-        self._context, self._device = context, cl_device
-        self._queues: list[Any] = []
-        self._own = cl.CommandQueue(context, cl_device)
-        self._memory = pyopencl.tools.MemoryPool(pyopencl.tools.ImmediateAllocator(self._own))
-        self._largest = int(cl_device.max_mem_alloc_size)
-        #: Buffers made so far, which is fewer than were handed out.
-        self.made = 0
-
-    @property
-    def kept(self) -> int:
-        """Bytes of buffers in no use."""
-        return int(self._memory.managed_bytes - self._memory.active_bytes) if self._memory.held_blocks else 0
-
-    def buffer(self, nbytes: int) -> pyopencl.MemoryObjectHolder:
-        """Return a buffer of at least `nbytes` bytes with undefined contents."""
-        import pyopencl as cl
-
-        with self._lock:
-            memory = self._memory
-            if self.kept > STAGING_BYTES_KEPT:
-                memory.free_held()
-            try:
-                if memory.alloc_size(memory.bin_number(nbytes)) > self._largest:
-                    # The pool rounds sizes up, which the device does not allow for this one.
-                    self.made += 1
-                    return cl.Buffer(self._context, cl.mem_flags.READ_WRITE, nbytes)
-                before = memory.managed_bytes
-                buffer = memory.allocate(nbytes)
-            except cl.Error as error:
-                raise out_of_memory(nbytes, self._device.name, error) from error
-            if memory.managed_bytes != before:
-                self.made += 1
-                # The allocator writes into new memory, which must end before a copy into it begins.
-                self._own.finish()
-            return buffer
-
-    def queues(self) -> tuple[Any, Any]:
-        """Return two in-order queues in no other use, for `give_back`."""
-        import pyopencl as cl
-
-        with self._lock:
-            while len(self._queues) < 2:
-                self._queues.append(cl.CommandQueue(self._context, self._device))
-            return self._queues.pop(), self._queues.pop()
-
-    def give_back(self, queues: Sequence[Any]) -> None:
-        """Take back queues on which all work has ended."""
-        with self._lock:
-            self._queues = [*self._queues, *queues][:QUEUES_KEPT]
 
 
 @dataclass(eq=False)
@@ -141,83 +75,90 @@ class _Slot:
             target[...] = dense
             self.scatter = None
 
-    def forget(self) -> None:
-        """Drop the events of a run that has ended."""
-        self.upload = self.scatter = None
-        self.downloads, self.x_free = [], []
 
+class Copied:
+    """The copied chunks of a call, the last of its launches, and device buffers for them."""
 
-class Copies:
-    """Device buffers for the copied chunks of a call. One thread at a time uses it.
+    def __init__(self, call: Call, launches: Sequence[Launch]) -> None:
+        self._call, self._state = call, call.state
+        self._steps, self._launches = call.steps[-call.copied :], launches[-call.copied :]
+        pool = self._state.runtime.staging
+        self._nbytes = max(step.problem.x.nbytes for step in self._steps)
+        in_place = all(step.problem.in_place for step in self._steps)
+        self._buffers: list[tuple[Any, Any]] = []
+        for _ in self._steps[:SLOTS]:
+            x = pool.allocate(self._nbytes)
+            self._buffers.append((x, x if in_place else pool.allocate(self._nbytes)))
+        for k, (step, launch) in enumerate(zip(self._steps, self._launches, strict=True)):
+            x, y = self._buffers[k % len(self._buffers)]
+            launch.bind({"x": x, "y": x if step.problem.in_place else y})
+            for number in (*launch.indices("x_offset"), *launch.indices("y_offset")):
+                launch.set_offset(number, 0)
+        #: Input and output of each chunk, as bits.
+        self._pieces: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
 
-    pieces: shape and type of each chunk, dense, and whether it is rotated in place. keeps_outputs: outputs are copied
-    in, too: the launches may leave some of their elements as they were.
-    """
+    def bind(self, memories: Sequence[Any]) -> None:
+        """Take the host memory of every side."""
+        self._pieces = []
+        for step in self._steps:
+            part, chunk = self._call.parts[step.part], step.chunk
+            x, y = (
+                host_view(memories[2 * step.part + side].svm_ptr, view.part(chunk.batches, chunk.tokens))
+                for side, view in enumerate((part.x, part.y))
+            )
+            self._pieces.append((x, x if part.in_place else y))
 
-    def __init__(
-        self, staging: Staging, queue: pyopencl.CommandQueue, pieces: Sequence[tuple[TensorView, bool]], *,
-        in_order: bool, keeps_outputs: bool, busy: dict[int, Any],
-    ) -> None:  # fmt: skip
-        self._staging, self._queue, self._in_order = staging, queue, in_order
-        self._keeps_outputs, self._busy = keeps_outputs, busy
-        largest = max(view.nbytes for view, _ in pieces)
-        apart = not all(in_place for _, in_place in pieces)
-        self._slots: list[_Slot] = []
-        for _ in range(min(SLOTS, len(pieces))):
-            x = staging.buffer(largest)
-            self._slots.append(_Slot(x, staging.buffer(largest) if apart else x, largest))
-        self._in_place = [in_place for _, in_place in pieces]
+    def run(self, ready: Sequence[list[Any]]) -> None:
+        """Copy every chunk in, rotate it, copy it out; return when all results are in host memory.
 
-    def buffers(self, index: int) -> tuple[Any, Any]:
-        """Return the buffers that rotation `index` reads and writes."""
-        slot = self._slots[index % len(self._slots)]
-        return slot.x, slot.x if self._in_place[index] else slot.y
-
-    def run(self, chunks: Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]], starts: Sequence[Start]) -> None:
-        """Copy every chunk in, start its rotation, copy it out; return when all results are in host memory.
-
-        chunks: (input, output) as bits, of each piece. Whatever is raised is raised only after all that was enqueued
-        has ended; the outputs of pieces that were not finished are then undefined.
+        ready: what each rotation waits for besides. Whatever is raised is raised only after all that was enqueued has
+        ended; the outputs of chunks that were not finished are then undefined.
         """
         import pyopencl as cl
 
         # An event of a copy keeps its host memory, and would wait for it when dropped, so all are kept to the end.
         events: list[Any] = []
-        queues = self._staging.queues() if len(chunks) > 1 else (self._queue, self._queue)  # one: nothing to overlap
+        runtime, queues = self._state.runtime, [self._state.queue] * 2
+        if len(self._pieces) > 1:  # else there is nothing to overlap
+            queues = []
+            while len(queues) < 2:
+                with suppress(IndexError):
+                    queues.append(runtime.copy_queues.pop())
+                    continue
+                queues.append(cl.CommandQueue(runtime.context, runtime.cl_device))
+        slots = [_Slot(x, y, self._nbytes) for x, y in self._buffers]
         try:
-            self._enqueue(chunks, starts, queues, events)
-            for slot in self._slots:
+            self._enqueue(slots, ready, queues, events)
+            for slot in slots:
                 slot.settle()
             cl.wait_for_events(events)
         except BaseException:
             for event in events:
                 with suppress(cl.Error):  # of what failed, and of all that waited for it, only the end matters
                     event.wait()
-            ended = [all_ended(queue) for queue in (self._queue, *queues)]
+            ended = [all_ended(queue) for queue in (self._state.queue, *queues)]
             if not all(ended):
-                self._busy[id(events)] = (events, [slot.staging for slot in self._slots])
+                runtimes.busy[id(events)] = (events, slots)
             raise  # the queues are dropped: one may refuse all work after a failure
-        finally:
-            for slot in self._slots:
-                slot.forget()
-        if len(chunks) > 1:
-            self._staging.give_back(queues)
+        if len(self._pieces) > 1:
+            runtime.copy_queues.extend(queues)
 
     def _enqueue(
-        self, chunks: Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]], starts: Sequence[Start],
-        queues: tuple[Any, Any], events: list[Any],
-    ) -> None:  # fmt: skip
+        self, slots: Sequence[_Slot], ready: Sequence[list[Any]], queues: Sequence[Any], events: list[Any]
+    ) -> None:
         import pyopencl as cl
 
-        upload_queue, download_queue = queues
+        (upload_queue, download_queue), queue = queues, self._state.queue
+        keeps_outputs = not all(step.variant.implementation.writes_all for step in self._call.steps)
         waits: list[Any] = []
-        if self._in_order:
+        if self._state.in_order:
             # What was put on the call's queue before comes before the copies, too.
-            waits = [cl.enqueue_marker(self._queue)]
-            self._queue.flush()
+            waits = [cl.enqueue_marker(queue)]
+            queue.flush()
         may_read = False
-        for index, ((source, target), start) in enumerate(zip(chunks, starts, strict=True)):
-            slot = self._slots[index % len(self._slots)]
+        for index, (source, target) in enumerate(self._pieces):
+            slot = slots[index % len(slots)]
+            y = slot.x if self._steps[index].problem.in_place else slot.y
             slot.settle()
             if not source.flags.c_contiguous:
                 if not may_read:
@@ -226,20 +167,19 @@ class Copies:
                     may_read = True
                 source = slot.gather(source)
             into = target if target.flags.c_contiguous else slot.stage("out", target)
-            free = slot.x_free
             slot.upload = cl.enqueue_copy(
-                upload_queue, slot.x, source, is_blocking=False, wait_for=[*free, *([] if index else waits)] or None
-            )
+                upload_queue, slot.x, source, is_blocking=False,
+                wait_for=[*slot.x_free, *([] if index else waits)] or None,
+            )  # fmt: skip
             events.append(slot.upload)
-            y = self.buffers(index)[1]
-            if self._keeps_outputs and y is not slot.x:
+            if keeps_outputs and y is not slot.x:
                 for event in slot.downloads:
                     event.wait()
                 events.append(cl.enqueue_copy(upload_queue, y, np.ascontiguousarray(target), is_blocking=True))
             upload_queue.flush()
-            rotation = start([slot.upload, *slot.downloads])
+            rotation = self._launches[index].enqueue(queue, [slot.upload, *slot.downloads, *ready[index]])
             events.append(rotation)
-            self._queue.flush()
+            queue.flush()
             download = cl.enqueue_copy(download_queue, into, y, is_blocking=False, wait_for=[rotation])
             events.append(download)
             download_queue.flush()

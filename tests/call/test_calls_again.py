@@ -12,10 +12,10 @@ import pytest
 from helpers import aligned_memory
 
 import clrope
+import clrope.call.runner
 import clrope.call.runtime
 import clrope.operation
-from clrope.call.runtime import runtime_for
-from clrope.call.table_sets import SETS_KEPT
+from clrope.call.runtime import TABLES_KEPT, runtime_for
 from clrope.emulation import emulate_rope
 from clrope.errors import ShapeError
 from clrope.kernels.variant import Variant
@@ -140,7 +140,7 @@ def test_counting_positions_need_no_table(host: clrope.DeviceInfo, rng: np.rando
     op, x = clrope.Rope(CONFIG, host), values(rng, (1, 1, 32, 64))
     op(x, 3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clrope.call.sources, "upload", None)
+        patch.setattr(clrope.call.runner, "upload", None)
         for p in (4, 5, np.int64(6), [7], np.array([8], np.int32)):
             np.testing.assert_array_equal(op(x, p), emulate_rope(x, p, CONFIG))
 
@@ -161,12 +161,12 @@ def test_what_is_refused_stays_refused(host: clrope.DeviceInfo, rng: np.random.G
 
 
 def test_only_so_many_tables_are_kept(host: clrope.DeviceInfo, rng: np.random.Generator) -> None:
-    op, kept = clrope.Rope(CONFIG, host, variant=Variant(kernel="strided")), runtime_for(host).tables
-    for tokens in range(2, 2 * SETS_KEPT):
+    op = clrope.Rope(CONFIG, host, variant=Variant(kernel="strided"))
+    for tokens in range(2, 2 * TABLES_KEPT):
         x = values(rng, (1, tokens, 1, 64))
         positions = rng.integers(0, 99, tokens)
         np.testing.assert_array_equal(op(x, positions), emulate_rope(x, positions, CONFIG))
-    assert len(kept._free) == SETS_KEPT
+    assert len(runtime_for(host).tables) == TABLES_KEPT
 
 
 def test_arrays_and_signatures_are_let_go(
@@ -174,7 +174,7 @@ def test_arrays_and_signatures_are_let_go(
 ) -> None:
     runtime = runtime_for(host)
     runtime.calls.clear()
-    monkeypatch.setattr(clrope.call.runtime, "CALLS_KEPT", 3)
+    monkeypatch.setattr(runtime.calls, "_most", 3)
     op = clrope.Rope(CONFIG, host)
     gone = []
     for batch in (1, 2, 3, 4, 5, 5):

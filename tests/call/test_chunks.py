@@ -78,18 +78,18 @@ def test_batches_that_share_their_rows_follow_each_other() -> None:
 )
 def test_halves_until_all_fit(most: int, room: int, want: int) -> None:
     """Of 3 batches of 4 tokens; halves are rounded up."""
-    assert chunks_that_fit(3, 4, 4, most, lambda chunk: tokens_of(chunk) <= room, "x") == chunks(3, 4, 4, want)
+    assert chunks_that_fit(3, 4, 4, most, lambda chunk: tokens_of(chunk) <= room) == chunks(3, 4, 4, want)
 
 
 def test_every_chunk_has_to_fit() -> None:
-    made = chunks_that_fit(1, 8, 8, 8, lambda chunk: chunk.tokens.stop < 8 or tokens_of(chunk) == 1, "x")
+    made = chunks_that_fit(1, 8, 8, 8, lambda chunk: chunk.tokens.stop < 8 or tokens_of(chunk) == 1)
     assert made == chunks(1, 8, 8, 1)
 
 
 def test_one_token_that_does_not_fit() -> None:
     asked: list[Any] = []
-    with pytest.raises(DeviceError, match=r"^q: one token alone does not fit the device's largest allocation$"):
-        chunks_that_fit(2, 8, 8, 64, lambda chunk: bool(asked.append(tokens_of(chunk))), "q")
+    with pytest.raises(DeviceError, match=r"^x: one token alone does not fit the device's largest allocation$"):
+        chunks_that_fit(2, 8, 8, 64, lambda chunk: bool(asked.append(tokens_of(chunk))))
     assert asked == [16, 1]
 
 
@@ -100,12 +100,12 @@ def test_no_chunk_outside_the_tensor_is_asked_for(batches: int, tokens: int) -> 
         assert chunk.tokens.stop <= tokens
         return tokens_of(chunk) == 1
 
-    assert len(chunks_that_fit(batches, tokens, tokens, 8, fits, "x")) == 8
+    assert len(chunks_that_fit(batches, tokens, tokens, 8, fits)) == 8
 
 
 def test_a_later_token_that_does_not_fit() -> None:
-    with pytest.raises(DeviceError, match=r"^k: one token alone does not fit"):
-        chunks_that_fit(1, 8, 8, 8, lambda chunk: chunk.tokens.stop <= 3, "k")
+    with pytest.raises(DeviceError, match=r"^x: one token alone does not fit"):
+        chunks_that_fit(1, 8, 8, 8, lambda chunk: chunk.tokens.stop <= 3)
 
 
 def test_one_of_very_many_tokens_that_does_not_fit() -> None:
@@ -113,7 +113,7 @@ def test_one_of_very_many_tokens_that_does_not_fit() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(DeviceError, match="x: one token alone"):
-            chunks_that_fit(1, 10**9, 0, 10**9, lambda chunk: False, "x")
+            chunks_that_fit(1, 10**9, 0, 10**9, lambda chunk: False)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -122,4 +122,4 @@ def test_one_of_very_many_tokens_that_does_not_fit() -> None:
 def test_nothing_to_do() -> None:
     assert chunks(0, 4, 4, 8) == []
     assert all(tokens_of(chunk) == 0 for chunk in chunks(3, 0, 0, 2))
-    assert chunks_that_fit(0, 0, 0, 5, lambda chunk: False, "x") == []
+    assert chunks_that_fit(0, 0, 0, 5, lambda chunk: False) == []

@@ -16,7 +16,6 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 import clrope
 from clrope.call.runtime import queue_for, runtime_for, runtimes
-from clrope.call.table_sets import TableSets
 from clrope.emulation import emulate_cos_sin, emulate_rope
 from clrope.kernels.variant import STRIDED
 from clrope.layout import DTYPES
@@ -175,11 +174,11 @@ class Calls(RuleBasedStateMachine):
     def forget(self, what: str) -> None:
         runtime = runtime_for(self.device)
         if what == "tables":
-            runtime.tables = TableSets()
+            runtime.tables = []
         elif what == "queues":
             runtimes.targets.clear()
         elif what == "staging":
-            runtime._staging = None
+            runtime.__dict__.pop("staging", None)
         else:
             {"calls": runtime.calls, "constants": runtime.constants, "host buffers": runtime.host_buffers}[what].clear()
 

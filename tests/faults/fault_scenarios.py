@@ -185,7 +185,7 @@ ACTIONS = ("fail", "fail on", "late", "late on", "event", "delay")
 def forget() -> None:
     """Drop every OpenCL object that the package keeps."""
     with runtimes.lock:
-        for kept in (runtimes.contexts, runtimes.own, runtimes.foreign, runtimes.queues, runtimes.targets):
+        for kept in (runtimes.own, runtimes.foreign, runtimes.queues, runtimes.targets):
             kept.clear()
     gc.collect()
 

@@ -252,7 +252,7 @@ def test_memory_is_used_in_place(device, gen, monkeypatch, dtype):
     real = clrope.call.runner.Runner.bind
 
     def recording(runner, memories):
-        bound.append([m if isinstance(m, int) else m.svm_ptr for m in memories])
+        bound.append([m.svm_ptr for m in memories])
         return real(runner, memories)
 
     monkeypatch.setattr(clrope.call.runner.Runner, "bind", recording)

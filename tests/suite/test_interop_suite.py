@@ -14,7 +14,7 @@ import pytest
 
 import clrope.interop
 from clrope import DeviceInfo
-from clrope.call.memory import address_of, host_view
+from clrope.call.memory import host_view
 from clrope.call.runner import Runner
 from clrope.layout import DTYPES
 from clrope.suite import suite_names, verify
@@ -87,7 +87,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[Any]], object]
             return
         run(runner, keep)
         outs = [(runner.seen[2 * k + (not p.in_place)], p.y) for k, p in enumerate(runner.call.parts)]  # type: ignore[attr-defined]
-        change([host_view(address_of(memory), y).view(DTYPES[y.dtype]) for memory, y in outs if y.size])
+        change([host_view(memory.svm_ptr, y).view(DTYPES[y.dtype]) for memory, y in outs if y.size])
 
     monkeypatch.setattr(Runner, "bind", binding)
     monkeypatch.setattr(Runner, "run_on_host", running)
