@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..api import rope as _rope_arrays
+from ..arrays import within_storage
 from ..call.events import launch_error
 from ..config import RopeConfig
 from ..errors import ConfigError, DeviceError, ShapeError, shown
@@ -120,7 +121,7 @@ class Repeated:
             return None
         state = self._op.target_of_memories((), True)
         call = state.runtime.calls.get(key)
-        if call is None:
+        if call is None or not all(map(within_storage, tensors)):
             return None
         *xs, cos, sin = tensors
         ys = xs if self._in_place else [*map(self._new, xs)]
@@ -153,10 +154,8 @@ class Repeated:
         if {*map(type, tensors)} != _PLAIN or _in_a_mode():
             return None
         try:
-            sizes = map(_NBYTES, map(_STORAGE, tensors))
             return (
-                self, database.generation(), *map(_FACTS, tensors), *map(_STRIDES, tensors), *map(_OFFSET, tensors),
-                *map(_IS_NEGATIVE, tensors), *sizes,
+                self, database.generation(), *map(_FACTS, tensors), *map(_STRIDES, tensors), *map(_IS_NEGATIVE, tensors)
             )  # fmt: skip
         except RuntimeError:  # of what has no strides
             return None
@@ -164,8 +163,7 @@ class Repeated:
 
 _PLAIN = {Tensor}
 _FACTS = attrgetter("dtype", "shape", "requires_grad", "is_cpu", "layout", "is_nested")
-_STRIDES, _OFFSET, _IS_NEGATIVE, _ADDRESS = Tensor.stride, Tensor.storage_offset, Tensor.is_neg, Tensor.data_ptr
-_STORAGE, _NBYTES = Tensor.untyped_storage, torch.UntypedStorage.nbytes
+_STRIDES, _IS_NEGATIVE, _ADDRESS = Tensor.stride, Tensor.is_neg, Tensor.data_ptr
 #: Bits of an address that are 0 in memory of torch's own.
 _ALIGNED = 63
 
