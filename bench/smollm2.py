@@ -47,6 +47,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--device")
+    parser.add_argument("--in-place", action="store_true", help="rotate q and k in their own memory")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=24, help="decoded in each round")
     given = parser.parse_args()
@@ -68,7 +69,7 @@ def main() -> int:
         rows = []
         for _ in range(given.rounds + 1):
             own = share(module, call)
-            with patch(model, device=given.device):
+            with patch(model, device=given.device, in_place=given.in_place):
                 rows.append((*own, *share(module, call)))
         found = np.array(rows[1:])  # the first round compiles
         whole, rotary = found[:, 2] / found[:, 0], found[:, 1] / found[:, 3]

@@ -41,15 +41,15 @@ FullTables = Literal["halves", "interleaved"]
 class _Options(NamedTuple):
     """How `rotate` is to rotate: its arguments but arrays and positions."""
 
-    mode: str | int
-    layout: str
-    n_dims: int | None
-    n_offs: int
-    forward: bool
-    full_tables: FullTables
-    out_mode: str | int | None
-    transfer: Transfer
-    variant: Variant | None
+    mode: str | int = "neox"
+    layout: str = "bsnd"
+    n_dims: int | None = None
+    n_offs: int = 0
+    forward: bool = True
+    full_tables: FullTables = "halves"
+    out_mode: str | int | None = None
+    transfer: Transfer = "auto"
+    variant: Variant | None = None
 
 
 def rotate(
@@ -120,6 +120,11 @@ def rotate(
 
 
 _PLAIN = RopeConfig("neox", 2)
+
+
+def rotate_call(op: Rope, x: Any, cos: Any, sin: Any, out: Any, **options: Any) -> Call:
+    """Return the call of `rotate` with such arrays; the device is that of `op`. Arguments and errors are the same."""
+    return _prepare(op, x, cos, sin, None, out, _Options(**options)).call()
 
 
 def rotate_plan(

@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import lru_cache
+from contextlib import suppress
+from functools import lru_cache, partial, reduce
+from itertools import chain
+from operator import attrgetter, or_
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ..api import rope as _rope_arrays
+from ..arrays import within_storage
+from ..call.events import launch_error
 from ..config import RopeConfig
 from ..errors import ConfigError, DeviceError, ShapeError, shown
 from ..layout import parse_layout
 from ..mode import parse_mode
-from ..tables import FullTables
+from ..operation import Rope
+from ..select import database
+from ..tables import FullTables, rotate_call
 from ..tables import rotate as _rotate_arrays
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -91,11 +99,84 @@ def _called(
     return tuple(_launched(xs, cos, sin, positions, **attributes))
 
 
+class Repeated:
+    """`rotate` for tensors like those of an earlier call, without its checks: a model does the same in every layer.
+
+    Next to a model's work nothing of ours is in the caches, and each line of Python takes three times as long. So all
+    that a call depends on is one key, made without a loop in Python. Calls are kept with all others, by the runtime.
+    """
+
+    def __init__(self, device: str | None, contiguous: bool, in_place: bool) -> None:
+        self._op = Rope(RopeConfig("neox"), "auto" if device is None else device)
+        self._new = partial(torch.empty_like, memory_format=torch.contiguous_format) if contiguous else torch.empty_like
+        self._in_place = in_place
+
+    def run(self, tensors: Sequence[Any]) -> Any:
+        """Return rotated tensors, new ones or in place; None, and nothing done, where `rotate` is needed.
+
+        tensors: x, ..., cos, sin.
+        """
+        key = self._key(tensors)
+        if key is None:
+            return None
+        state = self._op.target_of_memories((), True)
+        call = state.runtime.calls.get(key)
+        if call is None or not all(map(within_storage, tensors)):
+            return None
+        *xs, cos, sin = tensors
+        ys = xs if self._in_place else [*map(self._new, xs)]
+        memories = [*map(_ADDRESS, (*chain.from_iterable(zip(xs, ys)), cos, sin))]  # noqa: B905 - of one length
+        if reduce(or_, memories) & _ALIGNED or (self._in_place and call.overlap(memories)):
+            return None
+        try:
+            return call.run(xs, ys, memories, 0)
+        except Exception as error:
+            failure = launch_error(self._op.device_name, error)
+            if failure is not None:
+                raise failure from error
+            raise
+
+    def learn(self, tensors: Sequence[Any], columns: int, **options: Any) -> None:
+        """Let `run` take such tensors; those that cannot be rotated in place are left to `rotate`.
+
+        columns: those of cos and sin that are used. options: of `clrope.rotate`.
+        """
+        key = self._key(tensors)
+        *xs, cos, sin = tensors
+        if key is None or reduce(or_, map(_ADDRESS, tensors)) & _ALIGNED or not all(map(Tensor.numel, xs)):
+            return
+        ys = xs if self._in_place else [*map(self._new, xs)]
+        with suppress(ShapeError):
+            call = rotate_call(self._op, xs, cos[..., :columns], sin[..., :columns], ys, **options)
+            call.state.runtime.remember(key, call)
+
+    def _key(self, tensors: Sequence[Any]) -> tuple[Any, ...] | None:
+        if {*map(type, tensors)} != _PLAIN or _in_a_mode():
+            return None
+        try:
+            return (
+                self, database.generation(), *map(_FACTS, tensors), *map(_STRIDES, tensors), *map(_IS_NEGATIVE, tensors)
+            )  # fmt: skip
+        except RuntimeError:  # of what has no strides
+            return None
+
+
+_PLAIN = {Tensor}
+_FACTS = attrgetter("dtype", "shape", "requires_grad", "is_cpu", "layout", "is_nested")
+_STRIDES, _IS_NEGATIVE, _ADDRESS = Tensor.stride, Tensor.is_neg, Tensor.data_ptr
+#: Bits of an address that are 0 in memory of torch's own.
+_ALIGNED = 63
+
+
 def _watched(tensors: Sequence[Tensor | None]) -> bool:
     """Whether autograd, a mode, `torch.func` or a subclass of Tensor takes part in a call."""
+    return _in_a_mode() or any(isinstance(t, Tensor) and (t.requires_grad or type(t) is not Tensor) for t in tensors)
+
+
+def _in_a_mode() -> bool:
     if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
         return True
-    return any(isinstance(t, Tensor) and (t.requires_grad or type(t) is not Tensor) for t in tensors)
+    return getattr(forward_ad, "_current_level", -1) >= 0
 
 
 #: config: a `RopeConfig` as JSON, with positions, in place of cos, sin and what says how they are used.
@@ -123,7 +204,7 @@ def _launched(
     config: str = "",
     device: str | None = None,
 ) -> list[Tensor]:
-    if getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0:
+    if getattr(forward_ad, "_current_level", -1) >= 0:
         # torch gives a tangent of 0 where it finds no rule.
         raise ConfigError("xs: clrope::rotate has no rule for forward-mode differentiation")
     for name, tensor in (*_named(xs), ("cos", cos), ("sin", sin), ("positions", positions)):

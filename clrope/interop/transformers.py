@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import sys
 import threading
 import time
@@ -27,7 +28,7 @@ from ..integers import is_integer
 from ..tables import FullTables
 from .rotary_functions import AXIS, Convention, Function, UnnamedError, candidates, probe
 from .rotary_modules import exact_forward, exact_tables, rotary_modules
-from .torch_rotate import rotate
+from .torch_rotate import Repeated, rotate
 
 #: Tokens that are measured, and how often; heads of q and k, and their elements: a small model's, so that others gain
 #: from fewer tokens on.
@@ -35,9 +36,10 @@ _TOKENS, _ROUNDS = (1, 4, 16, 64, 256, 1024), 7
 _HEADS, _HEAD_DIM = (9, 3), 64
 #: `min_tokens` where clrope was slower for all of them.
 _NEVER = sys.maxsize
-_LAYOUTS = {(4, 0): "hbsd", (4, 1): "bhsd", (4, 2): "bshd", (3, 0): "hsd", (3, 1): "shd"}
+_LAYOUTS = {(4, 1): "bhsd", (4, 2): "bshd", (3, 0): "hsd", (3, 1): "shd"}
+_is_compiling = torch.compiler.is_compiling
 #: torch's versions before 2.7 do not tell the two apart.
-_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", _is_compiling)
 
 
 class Row(NamedTuple):
@@ -155,6 +157,7 @@ def patch(
     angles: Literal["model", "exact"] = "model",
     min_tokens: int | Literal["auto"] = "auto",
     device: str | DeviceInfo | None = None,
+    in_place: bool = False,
 ) -> Patch:
     """Let a model of transformers on the CPU rotate q and k by clrope; return what undoes it.
 
@@ -164,6 +167,10 @@ def patch(
     min_tokens: calls with fewer tokens (batch times length) go to the model's own function, except when exporting.
                 'auto': as many as clrope needs to be faster, measured once per device and kept in the process.
     device:     the OpenCL device, by a name as for `clrope.device`; None: CLROPE_DEVICE or the fastest one.
+
+    in_place:   rotate q and k in their own memory where nothing differentiates or traces. Only for models that read
+                neither of them, nor what they are views of, after the call: not for keys that are the values, too
+                (Gemma 4), nor with hooks that keep what the projections return.
 
     The functions are globals of Python modules, so all models of the same classes use clrope; of several patches, the
     newest decides. Works with autograd, `torch.compile(fullgraph=True)` and `torch.export`.
@@ -179,6 +186,8 @@ def patch(
         raise ConfigError(f"min_tokens: got {shown(min_tokens)}, allowed are 'auto' and integers from 0 on")
     if not (device is None or isinstance(device, (str, DeviceInfo))):
         raise ConfigError(f"device: got {type(device).__name__}, a name or a DeviceInfo is needed")
+    if not isinstance(in_place, bool):
+        raise ConfigError(f"in_place: got {shown(in_place)}, allowed are True, False")
     name = device.index if isinstance(device, DeviceInfo) else device
     chosen_device(name)
     elsewhere = sorted({str(p.device) for p in model.parameters() if p.device.type != "cpu"})
@@ -188,7 +197,7 @@ def patch(
     with _patched_here.lock:
         try:
             rows = [
-                _patched(made, module, function, least, name)
+                _patched(made, module, function, least, name, in_place)
                 for module in _modules(model)
                 for function in candidates(module)
             ]
@@ -209,7 +218,9 @@ def _modules(model: torch.nn.Module) -> list[ModuleType]:
     ]
 
 
-def _patched(made: Patch, module: ModuleType, name: str, min_tokens: int | None, device: str | None) -> Row:
+def _patched(
+    made: Patch, module: ModuleType, name: str, min_tokens: int | None, device: str | None, in_place: bool
+) -> Row:
     site = _patched_here.sites.get((id(module), name))
     original: Function = getattr(module, name) if site is None else site.original
     try:
@@ -218,7 +229,7 @@ def _patched(made: Patch, module: ModuleType, name: str, min_tokens: int | None,
         return Row(module.__name__, name, None, None, str(error))
     if min_tokens is None:
         min_tokens = _crossover(original, convention, device)
-    made._replace(_patched_here.site(module, name), _replacement(original, convention, min_tokens, device))
+    made._replace(_patched_here.site(module, name), _replacement(original, convention, min_tokens, device, in_place))
     return Row(module.__name__, name, str(convention), min_tokens, None)
 
 
@@ -234,38 +245,59 @@ def _made_exact(made: Patch, part: str, module: Any, device: str | None) -> Row:
 _FORMS = {"pair": "per pair", "halves": "per element, two equal halves", "neighbours": "per element, neighbours equal"}
 
 
-def _replacement(original: Function, convention: Convention, min_tokens: int, device: str | None) -> Function:
+def _replacement(
+    original: Function, convention: Convention, min_tokens: int, device: str | None, in_place: bool = False
+) -> Function:
     """Return a function like the model's own that rotates by clrope what it can, and calls that one for the rest."""
     names, pairs = convention.parameters, convention.pairs
     full_tables: FullTables = "halves" if pairs.mode == "neox" else "interleaved"
     out_mode = None if pairs.out_mode == pairs.mode else pairs.out_mode
+    contiguous = convention.contiguous
+    in_place = in_place and out_mode is None and not contiguous
+    wanted = (*convention.tensors, "cos", "sin")
+    repeated, count = Repeated(device, contiguous, in_place), len(wanted)
+    leading = {*wanted} == {*names[:count]}
+    in_order = operator.itemgetter(*(names.index(name) for name in wanted))
 
     @functools.wraps(original)
     def rotary(*args: Any, **kwargs: Any) -> Any:
+        usual = leading and len(args) == count and not kwargs and not _is_compiling()
+        if usual:
+            tensors = in_order(args)
+            if _are_few(tensors[0], tensors[-1], min_tokens):
+                return original(*args)
+            results = repeated.run(tensors)
+            if results is not None:
+                return results[0] if len(results) == 1 else results
         given = dict(zip(names, args, strict=False))
         given.update(kwargs)
         layout = None if len(args) > len(names) else _layout(convention, given)
         if layout is None:
             return original(*args, **kwargs)
-        xs: list[Tensor] = [given[name] for name in convention.tensors]
-        cos: Tensor = given["cos"]
-        sin: Tensor = given["sin"]
-        if not _is_exporting() and _tokens(xs[0], layout) < min_tokens:
+        xs, cos, sin = [given[name] for name in convention.tensors], given["cos"], given["sin"]
+        if not _is_exporting() and _tokens(xs[0], cos) < min_tokens:
             return original(*args, **kwargs)
         head_dim = xs[0].shape[-1]
         n = pairs.size(cos.shape[-1], head_dim) or 0
-        if pairs.tables == "first half":
-            cos, sin = cos[..., : n // 2], sin[..., : n // 2]
+        columns = n // 2 if pairs.tables == "first half" else cos.shape[-1]
         if not convention.keeps_dtype:
             xs = [x.to(torch.promote_types(x.dtype, cos.dtype)) for x in xs]
-        results = rotate(
-            xs, cos, sin, layout=layout, mode=pairs.mode, out_mode=out_mode, n_dims=n,
-            n_offs=head_dim - n if pairs.rest == "before" else 0, full_tables=full_tables,
-            contiguous=convention.contiguous, device=device,
-        )  # fmt: skip
+            usual = usual and all(map(operator.is_, xs, tensors))
+        options: dict[str, Any] = {
+            "layout": layout, "mode": pairs.mode, "out_mode": out_mode, "n_dims": n,
+            "n_offs": head_dim - n if pairs.rest == "before" else 0, "full_tables": full_tables,
+        }  # fmt: skip
+        tables = cos[..., :columns], sin[..., :columns]
+        results = rotate(xs, *tables, contiguous=contiguous, device=device, **options)
+        if usual:
+            repeated.learn(tensors, columns, **options)
         return results[0] if len(results) == 1 else results
 
     return rotary
+
+
+def _are_few(x: Any, cos: Any, min_tokens: int) -> bool:
+    return type(x) is type(cos) is Tensor and cos.dim() > 1 and x.dim() > 2 and _tokens(x, cos) < min_tokens
 
 
 def _layout(convention: Convention, given: dict[str, Any]) -> str | None:
@@ -304,9 +336,9 @@ def _layout(convention: Convention, given: dict[str, Any]) -> str | None:
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def _tokens(x: Tensor, layout: str) -> int:
+def _tokens(x: Tensor, cos: Tensor) -> int:
     # No `int()`: a compiled length may be a symbol.
-    return x.shape[layout.index("s")] * (x.shape[layout.index("b")] if "b" in layout else 1)
+    return cos.shape[-2] * (x.shape[0] if x.dim() == 4 else 1)
 
 
 def _crossover(original: Function, convention: Convention, device: str | None) -> int:

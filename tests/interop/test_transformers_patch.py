@@ -23,8 +23,8 @@ with warnings.catch_warnings():
     from tools import rotary_table
 
 from clrope.interop import transformers as adapter
-from clrope.interop.rotary_functions import UnnamedError, candidates, probe
-from clrope.interop.torch_rotate import rope, rotate
+from clrope.interop.rotary_functions import AXIS, UnnamedError, candidates, probe
+from clrope.interop.torch_rotate import Repeated, rope, rotate
 from clrope.interop.transformers import patch
 
 # What transformers and torch warn of among themselves is not ours.
@@ -113,7 +113,15 @@ def rotations(monkeypatch):
         shapes.append(tuple(xs[0].shape))
         return rotate(xs, *args, **kwargs)
 
+    def spy_repeated(self, tensors):
+        results = run(self, tensors)
+        if results is not None:
+            shapes.append(tuple(tensors[0].shape))
+        return results
+
+    run = Repeated.run
     monkeypatch.setattr(adapter, "rotate", spy)
+    monkeypatch.setattr(Repeated, "run", spy_repeated)
     return shapes
 
 
@@ -212,6 +220,11 @@ def flat(result: Any) -> tuple[Any, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 
+def steps(x: Any) -> list[int]:
+    """The strides but those of axes of length 1, which mean nothing."""
+    return [step for step, n in zip(x.stride(), x.shape, strict=True) if n > 1]
+
+
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_of_every_convention(device, gen, rng, rotations, name):
@@ -224,10 +237,7 @@ def test_functions_of_every_convention(device, gen, rng, rotations, name):
             want, got = flat(own(**given)), flat(ours(**given))
             for a, b in zip(got, want, strict=True):
                 assert torch.equal(a, b), convention
-                # The stride of an axis of length 1 means nothing.
-                assert [s for s, n in zip(a.stride(), a.shape, strict=True) if n > 1] == [
-                    s for s, n in zip(b.stride(), b.shape, strict=True) if n > 1
-                ]
+                assert steps(a) == steps(b)
             inputs = [given[n].requires_grad_() for n in (*convention.tensors, "cos", "sin")]
             weights = [torch.randn(a.shape, generator=gen) for a in want]
             left = torch.autograd.grad(flat(ours(**given)), inputs, weights)
@@ -241,6 +251,53 @@ def test_functions_of_every_convention(device, gen, rng, rotations, name):
             assert torch.equal(a, b)
         assert len(rotations) == 9
         rotations.clear()
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_repeated_calls(device, gen, rng, monkeypatch, in_place):
+    """Later calls like the first one have the model's bits and strides, too."""
+    own = next(iter(candidates(modeling(str(rng.choice(FUNCTIONS)))).values()))
+    convention = probe(own)
+    ours = adapter._replacement(own, convention, 0, device.index, in_place)
+    given = arguments(convention, gen, rng)
+    while given.pop(AXIS, None) not in (None, convention.defaults.get(AXIS)):
+        given = arguments(convention, gen, rng)
+    may = in_place and not convention.contiguous and convention.pairs.mode == convention.pairs.out_mode
+    with torch.inference_mode(bool(rng.integers(2))):
+        for call in range(3):
+            inputs = {name: given[name].clone() for name in convention.parameters if name in given}
+            want, got = flat(own(*inputs.values())), flat(ours(*inputs.values()))
+            assert [steps(a) for a in got] == [steps(b) for b in want]
+            assert all(map(torch.equal, got, want)), convention
+            in_same = [a.data_ptr() == inputs[name].data_ptr() for a, name in zip(got, convention.tensors, strict=True)]
+            assert in_same == [may and call > 0] * len(got)
+            monkeypatch.setattr(adapter, "rotate", None)  # not called any more
+
+
+def test_what_is_no_repeated_call(device, gen):
+    """Inputs that share memory, are cut off, misaligned, watched or of another kind are rotated all the same."""
+    own = modeling("llama").apply_rotary_pos_emb
+    ours = adapter._replacement(own, probe(own), 0, device.index, True)
+    cos, sin, x = (torch.randn(*shape, generator=gen) for shape in ((1, 8, 16), (1, 8, 16), (2, 4, 8, 16)))
+    own_q, own_k = own(x, x, cos, sin)
+    for _ in range(2):
+        ours(x.clone(), x.clone(), cos, sin)  # known from here on
+    for q, k in ((x, x), (x[:1].expand(2, 4, 8, 16), x.clone()), (x.clone(), x.clone().requires_grad_())):
+        kept, want = q.clone(), own(q, k, cos, sin)
+        assert all(map(torch.equal, ours(q, k, cos, sin), want))
+        assert torch.equal(q, kept), "the input was changed"
+    shifted = torch.empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
+    assert all(map(torch.equal, ours(shifted, x.clone(), cos, sin), (own_q, own_k)))
+    with torch.device("meta"):
+        assert all(map(torch.equal, ours(x.clone(), x.clone(), cos, sin), (own_q, own_k)))
+    cut = x.clone()
+    cut.untyped_storage().resize_(cut.untyped_storage().nbytes() - 4)
+    with pytest.raises(clrope.ShapeError, match="storage"):
+        ours(cut, x.clone(), cos, sin)
+    mapped = torch.vmap(lambda q: ours(q[None], x, cos, sin)[0][0])(x)
+    assert torch.equal(mapped, own_q)
+    compiled = torch.compile(ours, backend="eager", fullgraph=True)
+    assert all(map(torch.equal, compiled(x, x, cos, sin), (own_q, own_k)))
 
 
 def test_the_table_in_the_docs(rng):
@@ -371,6 +428,7 @@ def test_refusals():
         ({"min_tokens": -1}, clrope.ConfigError, "min_tokens: got -1"),
         ({"min_tokens": "few"}, clrope.ConfigError, "min_tokens: got 'few'"),
         ({"min_tokens": True}, clrope.ConfigError, "min_tokens: got True"),
+        ({"in_place": 1}, clrope.ConfigError, "in_place: got 1, allowed are True, False"),
         ({"device": 3.5}, clrope.ConfigError, "device: got float"),
         ({"device": "no such device"}, clrope.DeviceError, "no such device"),
     ):
