@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from .arrays import Operand, check_apart, check_forward, operand, refuse_buffer
 from .call.array_signature import signature
+from .call.call import Call
 from .call.events import check_events, opencl_errors, raise_opencl_error
 from .call.plan import Plan
 from .call.prepare import (
@@ -124,7 +125,7 @@ _PLAIN = RopeConfig("neox", 2)
 
 def rotate_call(op: Rope, x: Any, cos: Any, sin: Any, out: Any, **options: Any) -> Call:
     """Return the call of `rotate` with such arrays; the device is that of `op`. Arguments and errors are the same."""
-    return _prepare(op, x, cos, sin, None, out, _Options(**options)).call()
+    return _prepare(op, x, cos, sin, None, out, _Options(**options)).call
 
 
 def rotate_plan(

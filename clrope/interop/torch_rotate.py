@@ -20,7 +20,8 @@ from torch.autograd import forward_ad
 
 from ..api import rope as _rope_arrays
 from ..arrays import within_storage
-from ..call.events import launch_error
+from ..call.events import raise_opencl_error
+from ..call.memory import pointer
 from ..config import RopeConfig
 from ..errors import ConfigError, DeviceError, ShapeError, shown
 from ..layout import parse_layout
@@ -125,15 +126,14 @@ class Repeated:
             return None
         *xs, cos, sin = tensors
         ys = xs if self._in_place else [*map(self._new, xs)]
-        memories = [*map(_ADDRESS, (*chain.from_iterable(zip(xs, ys)), cos, sin))]  # noqa: B905 - of one length
-        if reduce(or_, memories) & _ALIGNED or (self._in_place and call.overlap(memories)):
+        addresses = [*map(_ADDRESS, (*chain.from_iterable(zip(xs, ys)), cos, sin))]  # noqa: B905 - of one length
+        memories = [*map(pointer, addresses)]
+        if reduce(or_, addresses) & _ALIGNED or (self._in_place and call.overlap(memories)):
             return None
         try:
             return call.run(xs, ys, memories, 0)
         except Exception as error:
-            failure = launch_error(self._op.device_name, error)
-            if failure is not None:
-                raise failure from error
+            raise_opencl_error(error, self._op.device_name)
             raise
 
     def learn(self, tensors: Sequence[Any], columns: int, **options: Any) -> None:
@@ -148,7 +148,7 @@ class Repeated:
         ys = xs if self._in_place else [*map(self._new, xs)]
         with suppress(ShapeError):
             call = rotate_call(self._op, xs, cos[..., :columns], sin[..., :columns], ys, **options)
-            call.state.runtime.remember(key, call)
+            call.state.runtime.calls.put(key, call)
 
     def _key(self, tensors: Sequence[Any]) -> tuple[Any, ...] | None:
         if {*map(type, tensors)} != _PLAIN or _in_a_mode():
