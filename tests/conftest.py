@@ -75,12 +75,15 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="draw nothing: run every test marked `one_in`")
+    parser.addoption(
+        "--rarer", type=int, default=1, metavar="N", help="draw N times fewer of the tests marked `one_in`"
+    )
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--all") and len(items) > MANY:
-        drawn = draw(items, SEED)
+        drawn = draw(items, SEED, config.getoption("--rarer"))
         config.hook.pytest_deselected(items=[item for item in items if item not in drawn])
         items[:] = [item for item in items if item in drawn]
     for item in items:

@@ -123,7 +123,7 @@ def test_chunks_change_nothing(device: clrope.DeviceInfo, case: Case, transfer: 
     assert same(got, want).all(), case
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @given(case=cases())
 def test_back_is_the_transpose(device: clrope.DeviceInfo, case: Case) -> None:
     """back(forward(x)) is magnitude² x, within what rounding twice allows."""

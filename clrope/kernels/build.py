@@ -137,7 +137,8 @@ def _save_program(program: pyopencl.Program, path: Path) -> None:
         if 0 < len(binaries[0]) <= _LARGEST_FILE - _DIGEST:
             write_atomically(path, hashlib.sha256(binaries[0]).digest() + binaries[0])
             with contextlib.suppress(OSError):
-                used = {e.path: e.stat(follow_symlinks=False).st_mtime for e in os.scandir(path.parent)}
+                entries = [*os.scandir(path.parent)]
+                used = {entry.path: entry.stat(follow_symlinks=False).st_mtime for entry in entries}
                 for old in sorted(used, key=used.__getitem__)[: max(0, len(used) - MOST)]:
                     with contextlib.suppress(OSError):  # no file, or one that another process removed
                         os.unlink(old)

@@ -23,7 +23,7 @@ def run(device: clrope.DeviceInfo, path: Path, **more: object) -> None:
     bench(device=[device.index], json_file=str(path), quiet=True, **FEW, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_the_page_is_next_to_the_result(
     device: clrope.DeviceInfo, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -177,7 +177,7 @@ def test_event_times_are_compared_with_the_calls() -> None:
     assert clocks_disagree(made_up("kernel", 5_000_000), copies) == ""
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_the_command(device: DeviceInfo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from clrope.cli.lab_command import check_kernel
 

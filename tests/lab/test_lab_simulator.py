@@ -59,6 +59,7 @@ def test_a_right_kernel_is_clean(tmp_path: Path) -> None:
 
 
 @needs_oclgrind
+@pytest.mark.one_in(3)
 def test_a_kernel_that_was_counted_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs for counting are optimized; those for races are not."""
     monkeypatch.setenv("CLROPE_CACHE_DIR", str(tmp_path / "cache"))

@@ -228,6 +228,7 @@ def test_kernels_that_cannot_be_recorded(device: DeviceInfo, tmp_path: Path) -> 
     assert "cannot express" in report.problem
 
 
+@pytest.mark.one_in(2)
 def test_the_command(device: DeviceInfo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from clrope.cli.lab_command import check_kernel
 
