@@ -31,7 +31,6 @@ class Run(NamedTuple):
 
 SHORT = Run(("seed", "types"))
 TYPES = ("f32", "f16", "bf16", "f64")
-GGML_MODES = (0, 2, 8, 24, 40)
 _PART = re.compile(r"^\w+\(|\btype=\w+,|\bmode=\d+,")
 
 
@@ -43,7 +42,7 @@ def _parts(suite: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Draw:
-    """The parts of long suites that a run takes, other ones for other seeds: of a type, a mode, or a small part."""
+    """The parts of long suites that a run takes, other ones for other seeds: of a type, or a small part."""
 
     seed: int
     everything: bool = False
@@ -51,11 +50,6 @@ class Draw:
     def of_type(self, *suites: str) -> Run:
         """Return the cases of one type."""
         return Run(suites, "" if self.everything else f"type={TYPES[self.seed % len(TYPES)]}")
-
-    @property
-    def ggml(self) -> Run:
-        """The cases of one mode of ggml's suite."""
-        return Run(("ggml",), "" if self.everything else f"mode={GGML_MODES[self.seed % len(GGML_MODES)]},")
 
     def small(self, suite: str) -> Run:
         """Return the cases of one operator, type and mode."""
@@ -193,8 +187,8 @@ def drivers(root: Path, chroot: Path | None, layer: Path | None, draw: Draw) -> 
     """
     quick = Run((*SHORT.suites, "layouts", "modes", "fusion", "models"))
     layouts, fused = draw.of_type("layouts"), (draw.small("fusion"), draw.small("models"))
-    few = SHORT, layouts, draw.small("modes"), draw.small("interop"), *fused
-    interop, ggml = draw.of_type("interop"), draw.ggml
+    interop, ggml = draw.small("interop"), draw.small("ggml")
+    few = SHORT, layouts, draw.small("modes"), interop, *fused
     intel = of_pip("intel-opencl-rt", "libintelocl.so", "PyPI Intel CPU runtime", "intel")
     pocl = of_pip("pocl-binary-distribution", "libpocl*.so", "PyPI PoCL", "pocl")
     emulated = arm64(chroot, draw)
@@ -204,7 +198,7 @@ def drivers(root: Path, chroot: Path | None, layer: Path | None, draw: Draw) -> 
     yield replace(pocl, runs=(quick, interop, ggml))
     yield replace(intel, runs=(quick, interop, ggml))
     debian = of_debian(root, "pocl-opencl-icd", "**/libpocl.so.2", "Debian PoCL", "pocl")
-    yield replace(debian, runs=(*few, draw.small("ggml")))
+    yield replace(debian, runs=(*few, ggml))
     yield replace(fpga_emulator(), runs=(SHORT, draw.of_type("layouts", "modes"), *fused))
     rusticl = of_debian(root, "mesa-opencl-icd", "**/libRusticlOpenCL.so.1", "rusticl, llvmpipe", "rusticl")
     # It takes seconds to compile one of the models. Whatever was drawn: it ends loops after 65535 rounds.
@@ -212,5 +206,5 @@ def drivers(root: Path, chroot: Path | None, layer: Path | None, draw: Draw) -> 
     yield oclgrind(root)
     # These find the programs of the same driver that were compiled above.
     yield two_devices(pocl)
-    yield gpu(replace(intel, runs=(*few, draw.small("ggml"))), layer)
+    yield gpu(replace(intel, runs=(*few, ggml)), layer)
     yield gpu(replace(pocl, runs=few), layer)

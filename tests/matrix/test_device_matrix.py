@@ -246,10 +246,10 @@ def test_unpacked_packages_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_seeds_draw_every_case() -> None:
     """The words of the draws part a suite: each case is in one of them."""
     draws = [Draw(seed) for seed in range(60)]
-    typed, moded = {draw.of_type("modes", "interop") for draw in draws}, {draw.ggml for draw in draws}
+    typed = {draw.of_type("modes", "layouts") for draw in draws}
     assert len(typed) == len(TYPES)
     small = [{draw.small(name) for draw in draws} for name in ("modes", "interop", "ggml", "fusion", "models")]
-    for parts in (typed, moded, *small):
+    for parts in (typed, *small):
         for name in next(iter(parts)).suites:
             labels = [case.label for case in suites()[name].cases()]
             counts = [sum(all(word in label for word in part.words.split()) for label in labels) for part in parts]
@@ -257,7 +257,7 @@ def test_seeds_draw_every_case() -> None:
             assert sum(counts) == len(labels)
             assert parts not in small[:2] or max(counts) < 60
     everything = Draw(1, everything=True)
-    assert not any(part.words for part in (everything.ggml, everything.of_type("modes"), everything.small("ggml")))
+    assert not any(part.words for part in (everything.of_type("modes"), everything.small("ggml")))
 
 
 def test_the_files_of_known_failures() -> None:
