@@ -32,7 +32,7 @@ def _other_norms(real: Rope, x: Any, positions: Any, **rest: Any) -> None:
 
 def _one_value(real: Rope, x: Any, positions: Any, **rest: Any) -> None:
     real(x, positions, **rest)
-    rest["out"][1][0, 2, 1, 5] *= -1
+    rest["out"][1][0, 2, 1, 5] += 1
 
 
 def _stray(real: Rope, x: Any, positions: Any, **rest: Any) -> None:
@@ -57,7 +57,7 @@ def _memory(view: np.ndarray) -> np.ndarray:
         (_nothing, "NMSE inf, limit 4e-12$"),
         (_shifted, r"NMSE [01]\.\d+, limit 4e-12$"),
         (_other_norms, r"NMSE 0\.\d+, limit 4e-12$"),
-        (_one_value, r"NMSE 0\.\d+, limit 4e-12$"),
+        (_one_value, r"NMSE \d[^,]*, limit 4e-12$"),
         (_stray, "FAIL, NMSE [^,]+, elements outside the output changed$"),
         (_spoils_input, "FAIL, NMSE [^,]+, elements of the input changed$"),
     ],
