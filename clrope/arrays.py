@@ -54,7 +54,7 @@ class Operand:
         """Memory that element [0, 0, 0, 0] is in, and its first byte there; see `buffer_place`."""
         if self.kind != "opencl":
             return HOST, self.address
-        space, start = buffer_place(self.array.base_data)
+        space, start, _, _ = buffer_place(self.array.base_data)
         return space, start + self.view.offset * self.view.itemsize
 
 

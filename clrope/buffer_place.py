@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,22 +11,46 @@ import numpy as np
 HOST = 0
 #: CL_MEM_USE_HOST_PTR.
 _USE_HOST_PTR = 1 << 3
+#: Bytes that drivers align a buffer to at least (CL_DEVICE_MEM_BASE_ADDR_ALIGN); more makes no difference to kernels.
+_ALIGNMENT = 64
 
 
-def buffer_place(buffer: Any) -> tuple[int, int]:
-    """Return (space, byte): which memory a buffer is in, and the place of its first byte there.
+class BufferPlace(NamedTuple):
+    """Which memory a buffer is in, and the place of its first byte there. Two overlap only within one space.
 
-    buffer: the `base_data` of a `pyopencl.array.Array`. Two buffers overlap only within one space. Buffers over host
-    memory and shared virtual memory are in the space `HOST` at their address; a part of a buffer is in its parent's
-    space; every other buffer is alone in its own.
+    Buffers over host memory and shared virtual memory are in the space `HOST` at their address; a part of a buffer is
+    in its parent's space; every other buffer is alone in its own. alignment: of its first byte, up to 64. size: bytes.
     """
-    start = 0
+
+    space: int
+    start: int
+    alignment: int
+    size: int
+
+
+def buffer_place(buffer: Any) -> BufferPlace:
+    """Return the place of the `base_data` of a `pyopencl.array.Array`; an empty one has none, and overlaps nothing."""
+    try:
+        # It never changes, and OpenCL takes a microsecond to tell. PyOpenCL's objects have attributes.
+        place: BufferPlace = buffer._clrope_place
+    except AttributeError:
+        place = _asked(buffer)
+        with suppress(AttributeError):
+            buffer._clrope_place = place
+    return place
+
+
+def _asked(buffer: Any) -> BufferPlace:
+    if buffer is None:
+        return BufferPlace(HOST, 0, _ALIGNMENT, 0)
+    size, start = buffer.size, 0
     try:
         while (parent := buffer.associated_memobject) is not None:
             start += buffer.offset
             buffer = parent
     except AttributeError:  # shared virtual memory of a caller's allocator
-        return HOST, int(buffer.svm_ptr)
+        return BufferPlace(HOST, int(buffer.svm_ptr), 1, size)
     if not buffer.flags & _USE_HOST_PTR:
-        return buffer.int_ptr, start
-    return HOST, start + buffer.get_host_array((1,), np.dtype(np.uint8)).__array_interface__["data"][0]
+        return BufferPlace(buffer.int_ptr, start, _ALIGNMENT, size)
+    start += buffer.get_host_array((1,), np.dtype(np.uint8)).__array_interface__["data"][0]
+    return BufferPlace(HOST, start, min(_ALIGNMENT, start & -start), size)

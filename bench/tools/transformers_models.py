@@ -221,7 +221,7 @@ def families() -> dict[str, Family]:
     result: dict[str, Family] = {}
     for path in sorted(Path(transformers.__file__).parent.glob("models/*/modeling_*.py")):
         text = path.read_text(encoding="utf-8")
-        if "Embedding(" in text:
+        if any(map(_ROTARY.search, re.findall(r"^class (\w+)", text, re.MULTILINE))):
             for family in _families_of(f"transformers.models.{path.parent.name}.{path.stem}", ast.parse(text)):
                 result.setdefault(family.model_type, family)
     for model_type, name in MODEL_MAPPING_NAMES.items():  # configurations of models that another folder has

@@ -21,7 +21,7 @@ from clrope.benchmark.validation import ResultCheck
 from clrope.benchmark.workloads import Workload
 from clrope.errors import ConfigError
 from clrope.kernels.problem import Pairing
-from clrope.kernels.variant import Variant, candidates, has_kernels
+from clrope.kernels.variant import KERNELS, Variant, candidates
 from clrope.layout import DTYPES
 from clrope.select import database
 from clrope.select.defaults import default_for
@@ -77,7 +77,7 @@ def compare_variants(
     """
     some = [variant for variant in candidates(device.kind, workload.dtype) if wanted(variant)]
     for folder in folders:
-        if not has_kernels(folder):
+        if not all((folder / kernel.file).is_file() for kernel in KERNELS.values()):
             raise ConfigError(f"folders: got {folder}, which lacks kernels")
     if folders and workload.fresh:
         raise ConfigError(f"folders: {workload.name} makes new tables at every call, by the package's own kernels")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Operand, tensor_address
+from ..buffer_place import buffer_place
 from ..errors import ShapeError
 from ..host_memory import SMALLEST_KEPT, check_size, empty
 from ..kernels.problem import BUFFER_ALIGNMENT
@@ -21,28 +22,14 @@ from .memory import byte_at
 
 #: Alignment of an address, at most 64, by its last six bits.
 _ALIGNMENTS = tuple(gcd(BUFFER_ALIGNMENT, k) for k in range(BUFFER_ALIGNMENT))
-#: CL_MEM_USE_HOST_PTR.
-_USE_HOST_PTR = 1 << 3
 #: Bytes that NumPy's and torch's own memory is aligned to at least.
 _SMALL_ALIGNMENT = 16
-
-
-def buffer_alignment(buffer: Any) -> int:
-    """Return the bytes, up to 64, that the start of a buffer is aligned to: over host memory, the memory's own."""
-    try:
-        flags = buffer.flags
-    except AttributeError:
-        return 1  # shared virtual memory of a caller's allocator
-    if not flags & _USE_HOST_PTR:
-        return BUFFER_ALIGNMENT
-    address: int = buffer.get_host_array((1,), np.dtype(np.uint8)).__array_interface__["data"][0]
-    return _ALIGNMENTS[address & 63]
 
 
 def alignment_of_operand(operand: Operand) -> int:
     """Return the alignment of element [0, 0, 0, 0] in bytes, at most 64."""
     if operand.kind == "opencl":
-        return gcd(buffer_alignment(operand.array.base_data), operand.view.offset * operand.view.itemsize)
+        return gcd(buffer_place(operand.array.base_data).alignment, operand.view.offset * operand.view.itemsize)
     return _ALIGNMENTS[operand.address & 63]
 
 
@@ -71,7 +58,7 @@ def _describe(array: Any, types: tuple[Any, Any, Any]) -> tuple[tuple[Any, ...],
     if kind is opencl_array:
         if array.offset % array.dtype.itemsize:
             return None
-        alignment = gcd(buffer_alignment(array.base_data), array.offset)
+        alignment = gcd(buffer_place(array.base_data).alignment, array.offset)
         return ("opencl", array.dtype, array.shape, array.strides, array.allocator is None, alignment), array
     torch = sys.modules.get("torch")
     if torch is not None and kind is torch.Tensor:

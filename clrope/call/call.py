@@ -224,11 +224,11 @@ class Call:
             if self.on_host or not hasattr(memory, "base_data"):
                 space, start = HOST, memory.svm_ptr
             else:
-                space, start = buffer_place(memory.base_data)
+                space, start, _, _ = buffer_place(memory.base_data)
                 start += memory.offset
             low, high = start + first, start + last
             for other, other_start, other_low, other_high, other_written, other_view in before:
-                ranges = low < other_high and other_low < high and (written or other_written) and space == other
+                ranges = space == other and low < other_high and other_low < high and (written or other_written)
                 # Those of slices of one tensor overlap, too, such as those of q and k in qkv.
                 if ranges and views_overlap(other_view, view, start - other_start):
                     return True

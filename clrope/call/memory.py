@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from ..buffer_place import buffer_place
 from ..errors import ShapeError
 from ..kernels.launch import Launch
 from ..layout import TensorView
@@ -94,7 +95,7 @@ class Device:
         for set_arg, number, place, made, side, item, start, first, last in self._setters:
             array = memories[side]
             buffer, at = array.base_data, array.offset
-            if not made and (at + first < 0 or at + last > buffer.size):
+            if not made and (at + first < 0 or at + last > buffer_place(buffer).size):
                 raise ShapeError(
                     f"{'out' if side % 2 else 'x'}: the array touches bytes {at + first} to {at + last} of a buffer "
                     f"of {buffer.size} bytes"

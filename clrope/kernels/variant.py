@@ -165,8 +165,3 @@ def parameter_table() -> list[tuple[str, str, str, str]]:
         (kernel.name, p.name, p.allowed, p.help)
         for kernel in KERNELS.values() for p in kernel.parameters
     ]  # fmt: skip
-
-
-def has_kernels(folder: Path) -> bool:
-    """Whether a folder holds every program that the rotation kernels are built from."""
-    return all((folder / kernel.file).is_file() for kernel in KERNELS.values())

@@ -31,12 +31,12 @@ class Run(NamedTuple):
 
 SHORT = Run(("seed", "types"))
 TYPES = ("f32", "f16", "bf16", "f64")
-_PART = re.compile(r"^\w+\(|\btype=\w+,|\bmode=\d+,")
+_PART = re.compile(r"^\w+\(|\btype=\w+,|\bmode=\d+[,)]|\b(?:multi_add|set_rows)=\d,")
 
 
 @cache
 def _parts(suite: str) -> list[str]:
-    """Return the words that part a suite by operator, type and mode."""
+    """Return the words that part a suite by operator, type, mode and what is fused."""
     return sorted({" ".join(_PART.findall(case.label)) for case in suites()[suite].cases()})
 
 
@@ -128,7 +128,7 @@ def arm64(folder: Path | None, draw: Draw) -> Driver:
     if folder is None or not (folder / "clrope").is_dir():
         return Driver(ARM64, "pocl", absent=f".ci/arm64_chroot {folder or 'FOLDER'}; --arm64 {folder or 'FOLDER'}")
     # What a device computes the suites compare; the tests are of NumPy's arithmetic there.
-    tests = ("tests/test_angles.py", "tests/test_reference.py", "tests/golden/test_golden.py")
+    tests = ("tests/test_angles.py", "tests/test_reference.py", "tests/golden/test_golden.py", "--rarer", "2")
     return Driver(
         ARM64, "pocl", {"CLROPE_PROBE_TIMEOUT": "600"},
         python=(str(CHROOT), str(folder.resolve()), "python3"),
@@ -191,6 +191,9 @@ def drivers(root: Path, chroot: Path | None, layer: Path | None, draw: Draw) -> 
     few = SHORT, layouts, draw.small("modes"), interop, *fused
     intel = of_pip("intel-opencl-rt", "libintelocl.so", "PyPI Intel CPU runtime", "intel")
     pocl = of_pip("pocl-binary-distribution", "libpocl*.so", "PyPI PoCL", "pocl")
+    rusticl = of_debian(root, "mesa-opencl-icd", "**/libRusticlOpenCL.so.1", "rusticl, llvmpipe", "rusticl")
+    # It takes seconds to compile one of the models. Whatever was drawn: it ends loops after 65535 rounds.
+    yield with_variables(replace(rusticl, runs=(*few[:-1], Run(("modes",), "70000"))), RUSTICL_ENABLE="llvmpipe")
     emulated = arm64(chroot, draw)
     yield replace(emulated, tests=())
     if not emulated.absent:
@@ -200,9 +203,6 @@ def drivers(root: Path, chroot: Path | None, layer: Path | None, draw: Draw) -> 
     debian = of_debian(root, "pocl-opencl-icd", "**/libpocl.so.2", "Debian PoCL", "pocl")
     yield replace(debian, runs=(*few, ggml))
     yield replace(fpga_emulator(), runs=(SHORT, draw.of_type("layouts", "modes"), *fused))
-    rusticl = of_debian(root, "mesa-opencl-icd", "**/libRusticlOpenCL.so.1", "rusticl, llvmpipe", "rusticl")
-    # It takes seconds to compile one of the models. Whatever was drawn: it ends loops after 65535 rounds.
-    yield with_variables(replace(rusticl, runs=(*few[:-1], Run(("modes",), "70000"))), RUSTICL_ENABLE="llvmpipe")
     yield oclgrind(root)
     # These find the programs of the same driver that were compiled above.
     yield two_devices(pocl)
