@@ -29,7 +29,7 @@ CONFIGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("fields", CONFIGS, ids=str)
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
 def test_equal_to_the_emulation(device: clrope.DeviceInfo, fields: dict[str, Any], dtype: str, seed: int) -> None:
@@ -67,7 +67,7 @@ BEYOND: list[tuple[dict[str, Any], int]] = [
 ]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("fields", "position"), BEYOND, ids=str)
 def test_angles_beyond_float32_are_nan(device: clrope.DeviceInfo, fields: dict[str, Any], position: int) -> None:
     """As cos and sin of an overflowed float are, in ggml and in the reference."""

@@ -149,7 +149,7 @@ def ended(text: str, device: clrope.DeviceInfo, tmp_path: Path, seed: int) -> su
     )  # fmt: skip
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("name", ENDS)
 def test_a_process_ends_as_usual(name: str, device: clrope.DeviceInfo, tmp_path: Path, seed: int) -> None:
     text, code = ENDS[name]
@@ -159,7 +159,7 @@ def test_a_process_ends_as_usual(name: str, device: clrope.DeviceInfo, tmp_path:
     assert last == (["KeyError: 'on purpose'"] if name == "exception" else []), done.stderr
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.skipif(sys.platform == "win32", reason="forks are POSIX")
 @pytest.mark.parametrize("name", CHILDREN)
 def test_processes_start_others(name: str, device: clrope.DeviceInfo, tmp_path: Path, seed: int) -> None:

@@ -61,7 +61,7 @@ READERS = {
 SCRIPTS = READERS | {name: LOAD_KERNEL.format(kernel=KERNEL, text=text) for name, text in BEHIND_KERNEL.items()}
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_long_text_is_read(name: str, tmp_path: os.PathLike[str]) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

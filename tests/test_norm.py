@@ -51,7 +51,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(kind.values()))
 def test_every_kind(device: clrope.DeviceInfo, kind: dict[str, Any], rng: np.random.Generator) -> None:
     """Types and head sizes in turn, by the kernel for rows and by the one for any strides."""
@@ -83,7 +83,7 @@ VARIANTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("parameters", VARIANTS, ids=lambda p: "-".join(map(str, p.values())))
 def test_every_variant(
     device: clrope.DeviceInfo, parameters: dict[str, Any], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
@@ -102,7 +102,7 @@ def test_every_variant(
     assert same(plan.run(), emulate_norm_rope(x, 11, config, norm)).all()
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("order", ["before", "after"])
 @pytest.mark.parametrize("over", ["head", "heads"])
 @pytest.mark.parametrize("dtype", ["f16", "f32"])

@@ -59,7 +59,7 @@ def to_host(array: cla.Array) -> np.ndarray:
     return got.view(array.dtype).reshape(array.shape)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", list(DTYPES))
 @pytest.mark.parametrize("out", [None, "in place", "given"])
 def test_on_its_own_queue(queue: cl.CommandQueue, dtype: str, out: Any, rng: np.random.Generator) -> None:
@@ -264,7 +264,7 @@ WRITES = ["out", "in place", "twin", "several", "plan", "plan again", "tables"]
 
 @pytest.mark.parametrize("way", WRITES)
 @pytest.mark.parametrize("begun", [True, False])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_what_its_own_queue_reads_another_one_writes_later(
     queue: cl.CommandQueue, way: str, begun: bool, rng: np.random.Generator
 ) -> None:

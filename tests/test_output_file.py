@@ -141,7 +141,7 @@ def test_another_writer_takes_a_new_file_for_a_leftover(
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a", "new")]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no locks of this kind")
 def test_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
     code = (
@@ -176,7 +176,7 @@ def run_in_a_deleted_directory(code: str, folder: Path, **environment: str) -> s
     )  # fmt: skip
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.skipif(sys.platform != "linux", reason="a current directory can be removed")
 @pytest.mark.parametrize(
     ("words", "why"),
@@ -194,7 +194,7 @@ def test_a_current_directory_that_was_deleted(words: list[str], why: str, tmp_pa
     assert done.stderr == f"clrope: {words[-1]}: cannot be written ({why})\n"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.skipif(sys.platform != "linux", reason="a current directory can be removed")
 def test_devices_are_found_in_a_current_directory_that_was_deleted(tmp_path: Path) -> None:
     code = "import clrope; print(sum(d.health.ok for d in clrope.devices(refresh=True)))"

@@ -187,7 +187,7 @@ def test_arrays_that_do_not_fit_a_plan(device: clrope.DeviceInfo, rng: np.random
         two.run((x,))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_tiny_chunks_give_the_same(device: clrope.DeviceInfo, dtype: str, monkeypatch: Any, seed: int) -> None:
     case = Case({"mode": "neox", "n_dims": 12}, (3, 7, 2, 16), dtype, positions="BS", x=View((1, 2, 1, -1)), seed=seed)
@@ -296,7 +296,7 @@ def test_no_fp64(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     assert op(new(rng, np.float32), 0).dtype == np.float32
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_several_tensors(device: clrope.DeviceInfo, dtype: str, rng: np.random.Generator) -> None:
     config = RopeConfig("normal", 8)
@@ -417,7 +417,7 @@ def reaches(line: int, call: Any) -> bool:
     return False
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("then", ["number", "rows", "other"])
 def test_an_interrupt_at_any_line_leaves_a_plan_whole(
     device: clrope.DeviceInfo, then: str, rng: np.random.Generator

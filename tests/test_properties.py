@@ -96,7 +96,7 @@ def cases(draw: st.DrawFn) -> Case:
     )  # fmt: skip
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @examples(200)
 @given(case=cases())
 def test_every_case_equals_the_emulation(device: clrope.DeviceInfo, case: Case) -> None:
@@ -104,7 +104,7 @@ def test_every_case_equals_the_emulation(device: clrope.DeviceInfo, case: Case) 
     run(case, device)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @given(case=cases(), transfer=st.sampled_from(["map", "copy"]), limit=st.integers(1, 6))
 def test_chunks_change_nothing(device: clrope.DeviceInfo, case: Case, transfer: Any, limit: int) -> None:
     built, whole = (replace(case, out=None).build() for _ in range(2))
@@ -123,7 +123,7 @@ def test_chunks_change_nothing(device: clrope.DeviceInfo, case: Case, transfer: 
     assert same(got, want).all(), case
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @given(case=cases())
 def test_back_is_the_transpose(device: clrope.DeviceInfo, case: Case) -> None:
     """back(forward(x)) is magnitude² x, within what rounding twice allows."""
@@ -146,7 +146,7 @@ def test_back_is_the_transpose(device: clrope.DeviceInfo, case: Case) -> None:
     assert (y[..., rest] == x[..., rest]).all(), case
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @examples(40)
 @given(data=st.data(), shift=st.integers(-(2**30), 2**30), seed=st.integers(0, 2**32 - 1))
 def test_scores_depend_on_distance_only(device: clrope.DeviceInfo, data: st.DataObject, shift: int, seed: int) -> None:
@@ -180,7 +180,7 @@ def test_position_0_only_scales(device: clrope.DeviceInfo, case: Case) -> None:
     assert ((bits(got) == bits(want)) | (got == want)).all(), case  # 0 and -0 are one
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @examples(40)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1), mode=st.sampled_from(["mrope", "imrope"]))
 def test_text_in_section_modes_is_neox(device: clrope.DeviceInfo, data: st.DataObject, seed: int, mode: str) -> None:

@@ -32,7 +32,7 @@ def wide(table: np.ndarray, dtype: str) -> np.ndarray:
         return table.astype(np.float64 if dtype == "f64" else np.float32)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("out", [None, "in place", "given"])
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("dtype", TYPES)
@@ -97,7 +97,7 @@ def test_tables_that_cannot_be_told_apart_are_taken(device: clrope.DeviceInfo) -
     assert same(clrope.rotate(x, np.tile(cos, 2), np.tile(sin, 2), device=device.index), want).all()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("batched", [True, False])
 def test_per_token(device: clrope.DeviceInfo, dtype: str, batched: bool, rng: np.random.Generator) -> None:
@@ -117,7 +117,7 @@ def test_per_token(device: clrope.DeviceInfo, dtype: str, batched: bool, rng: np
             assert same(clrope.rotate(x[0], cos, sin, mode=mode, device=device.index), want[0]).all()
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("full_tables", ["halves", "interleaved"])
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("dtype", TYPES)
@@ -158,7 +158,7 @@ def nans(dtype: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("mode", ["normal", "neox"])
-@pytest.mark.parametrize("dtype", [pytest.param(d, marks=[] if d == "bf16" else pytest.mark.one_in(8)) for d in TYPES])
+@pytest.mark.parametrize("dtype", [pytest.param(d, marks=[] if d == "bf16" else pytest.mark.one_in(16)) for d in TYPES])
 def test_nans_of_tables(device: clrope.DeviceInfo, dtype: str, mode: Any, rng: np.random.Generator) -> None:
     """Any NaN as a cos, as a sin and as both makes both elements of its pair NaN, with the defaults of every size."""
     defaults = [default_for(device, TuningKey(dtype, mode, False, size)) for size in SIZES]
@@ -184,7 +184,7 @@ def test_nans_of_tables(device: clrope.DeviceInfo, dtype: str, mode: Any, rng: n
 
 
 @pytest.mark.parametrize("mode", ["normal", "neox"])
-@pytest.mark.parametrize("dtype", [pytest.param(d, marks=[] if d == "bf16" else pytest.mark.one_in(4)) for d in TYPES])
+@pytest.mark.parametrize("dtype", [pytest.param(d, marks=[] if d == "bf16" else pytest.mark.one_in(8)) for d in TYPES])
 def test_nans_of_the_tensor(device: clrope.DeviceInfo, dtype: str, mode: Any, rng: np.random.Generator) -> None:
     """Any NaN in the first, the second or both elements makes both NaN, by tables and by a configuration's angles."""
     some = nans(dtype)
@@ -237,7 +237,7 @@ def table_forms(table: np.ndarray) -> dict[str, np.ndarray]:
     return forms
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "f64"])
 def test_forms_of_tables(device: clrope.DeviceInfo, dtype: str, full: bool, rng: np.random.Generator) -> None:

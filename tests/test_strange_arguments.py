@@ -159,7 +159,7 @@ def on_device() -> Any:
 pytestmark = pytest.mark.usefixtures("devices")
 
 
-@pytest.mark.one_in(10)
+@pytest.mark.one_in(20)
 @pytest.mark.parametrize("value", STRANGE)
 @pytest.mark.parametrize("name", CALLS)
 def test_an_error_names_the_argument(name: str, value: str) -> None:

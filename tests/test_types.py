@@ -32,7 +32,7 @@ def is_nan(x: np.ndarray) -> np.ndarray:
         return np.isnan(x.astype(np.float64))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(("dtype", "variant"), CASES, ids=str)
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 def test_every_pattern_is_copied(device: clrope.DeviceInfo, mode: Any, dtype: str, variant: Any, seed: int) -> None:
@@ -68,7 +68,7 @@ def test_every_pattern_by_angle_0(device: clrope.DeviceInfo, mode: Any, dtype: s
 @pytest.mark.parametrize("forward", [True, False])
 @pytest.mark.parametrize(("dtype", "variant"), CASES, ids=str)
 @pytest.mark.parametrize("mode", ["normal", "neox"])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_every_pattern_by_any_angle(
     device: clrope.DeviceInfo, mode: Any, dtype: str, variant: Any, forward: bool, seed: int
 ) -> None:
@@ -98,7 +98,7 @@ def test_ties_go_to_even(device: clrope.DeviceInfo, dtype: str) -> None:
     assert (even < counts / 2).any()
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 def test_random_bits_of_wide_types(device: clrope.DeviceInfo, mode: str, dtype: str, seed: int) -> None:

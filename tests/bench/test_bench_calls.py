@@ -18,7 +18,7 @@ OWN = {"rope numpy", "rope arrays", "plan.run(positions)", "plan.run()", "numpy 
        "numpy plan.run()"}  # fmt: skip
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_every_way_in_is_right_and_timed(device, seed):
     measured = run(
         select([STEP, "calls-cold/f32", "calls-new", "tokens-4/f32", "tokens-64/f16"]), [device],

@@ -71,7 +71,7 @@ def test_files_without_a_figure(tmp_path, text):
     assert read_clpeak(tmp_path / "none.xml", "p", "d") is None
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.skipif(clpeak_version() is None, reason="clpeak is not installed")
 def test_the_installed_clpeak(device):
     found = clpeak(device)

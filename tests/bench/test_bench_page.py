@@ -23,7 +23,7 @@ def run(device: clrope.DeviceInfo, path: Path, **more: object) -> None:
     bench(device=[device.index], json_file=str(path), quiet=True, **FEW, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_the_page_is_next_to_the_result(
     device: clrope.DeviceInfo, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -37,7 +37,7 @@ def test_the_page_is_next_to_the_result(
     assert "mine.json" in page.read_text(encoding="utf-8"), "a page of an earlier run is written again"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_a_file_that_is_no_page_is_kept(
     device: clrope.DeviceInfo, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -68,7 +68,7 @@ def entries_by_name(result):
     return {**result, "workloads": records}
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 def test_an_interrupted_run_is_continued(device, seed, tmp_path):
     first, watcher = interrupted(device, seed, 4, repeats=2)
     assert watcher.seen == [(k, 4, name) for k, name in enumerate(sorted(NAMES * 2))]
@@ -196,7 +196,7 @@ def test_files_that_are_not_of_an_interrupted_run_are_refused(unfinished):
         unfinished(lambda result: result["missing"].append("x/f32/neox/out/forward"))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_the_time_of_every_call_is_kept_where_asked_for(device, seed, tmp_path):
     result = run(select(NAMES[:1]), [device], options(seed, samples=True))
     check_schema(result)

@@ -35,7 +35,7 @@ def chosen(seed, pytestconfig):
     return found if pytestconfig.getoption("all") else found[rng.integers(6) :: 6]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_every_workload_is_right_on_the_device(device, seed, chosen, tmp_path):
     seen = []
     everything = run(chosen, [device], small(seed=seed, with_peers=False), lambda *args: seen.append(args))
@@ -78,7 +78,7 @@ def check_file(everything, path):
     assert socket.gethostname() not in text or len(socket.gethostname()) < 4
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_peers_and_devices_in_one_run(devices, seed):
     chosen = select(["decode-1/f32/neox/out/forward", "prefill/f32/normal/out/forward"])
     result = run(chosen, devices, small(seed=seed, peers=("numpy", "onnxruntime"), threads=1))
@@ -164,7 +164,7 @@ def test_a_file_that_is_not_there(tmp_path):
         results.read_all(tmp_path / "none.json")
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 def test_repeats_are_records_of_their_own(device, seed):
     seen = []
     chosen = select(["decode-1/f32/normal/in/forward", "decode-1/f32/neox/in/forward"])
@@ -175,7 +175,7 @@ def test_repeats_are_records_of_their_own(device, seed):
     check_schema(result)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_where_latency_counts_what_uses_a_device_alike_shares_turns(devices, seed, monkeypatch):
     seen = []
 

@@ -110,7 +110,7 @@ CEILINGS = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", CEILINGS)
 def test_every_variant_of_a_ceiling_is_right(device, name, seed):
     bench = open_bench(device, "device")
@@ -128,7 +128,7 @@ def test_every_variant_of_a_ceiling_is_right(device, name, seed):
         assert c.bytes == (w.bytes_moved if c.name == "windows" else 2 * w.tensor_bytes)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", CEILINGS)
 def test_one_wrong_word_is_found_out(device, name, seed, monkeypatch, rng):
     bench = open_bench(device, "device")

@@ -24,7 +24,7 @@ def test_words() -> None:
     assert words_filter([])(wanted)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", ["prefill/f16/neox/out/forward", "partial-20of80/f32/normal/in/forward"])
 def test_lines(device: clrope.DeviceInfo, seed: int, name: str) -> None:
     workload = next(w for w in WORKLOADS if w.name == name).tiny()
@@ -39,7 +39,7 @@ def test_lines(device: clrope.DeviceInfo, seed: int, name: str) -> None:
     assert len(set(names)) == len(names) > 1
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_quick(device: clrope.DeviceInfo, seed: int) -> None:
     workload = next(w for w in WORKLOADS if w.name == "prefill/f16/neox/out/forward").tiny()
     lines = compare_variants(workload, device, words_filter(["rows4 builtin"]), seed, count=8, calls=2, quick=True)
@@ -72,7 +72,7 @@ def test_another_folder(device: clrope.DeviceInfo, seed: int, other: Path) -> No
     assert (own.chosen, copied.chosen) == (True, False)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_another_folder_is_what_runs(device: clrope.DeviceInfo, seed: int, other: Path) -> None:
     for file in other.glob("*.cl*"):
         file.write_text(re.sub(r"\*(=?) (from->)?direction\b", r"*\1 -\2direction", file.read_text()))

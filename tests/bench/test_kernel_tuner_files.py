@@ -178,7 +178,7 @@ def test_clrope_tune_writes_them(device, validate, tmp_path, monkeypatch):
     validate(paths)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_clrope_tune_writes_them_for_a_kernel_file(device, validate, tmp_path):
     from typer.testing import CliRunner
 

@@ -35,7 +35,7 @@ for got in (op(array, 3, wait_for=[event]).get(), op(x, 3, wait_for=[event]), pl
 """
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_calls_that_would_have_to_wait_are_refused(devices: list[clrope.DeviceInfo]) -> None:
     if not any(device.platform == "Portable Computing Language" for device in devices):
         pytest.skip("needs PoCL")

@@ -17,7 +17,7 @@ from clrope.lab.new_kernel import write_new
 SHORT = ["bench", "--tiny", "--no-peers", "--rounds", "1"]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_an_interrupted_run_is_resumed(device: DeviceInfo, tmp_path: Path, process: Any) -> None:
     kept = tmp_path / "kept.json"
     words = [*SHORT, "--device", device.index, "--workload", "decode-1/f32", "--json", kept]
@@ -54,7 +54,7 @@ def test_an_interrupted_run_is_resumed(device: DeviceInfo, tmp_path: Path, proce
     assert again.stderr == f"clrope: --resume: {kept} is complete, nothing is missing\n"
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_files_in_other_formats(device: DeviceInfo, tmp_path: Path, process: Any) -> None:
     mine = write_new(str(tmp_path / "mine"), "simple")
     t4, artifact = tmp_path / "t4", tmp_path / "artifact"

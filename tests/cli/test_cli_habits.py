@@ -127,7 +127,7 @@ def test_device_and_type_repeat(call: Call, device: DeviceInfo) -> None:
         assert message in done.stderr
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("line", "found"),
     [
@@ -175,7 +175,7 @@ SHOWN = (
 )
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize(
     ("words", "columns"),
     [
@@ -285,7 +285,7 @@ def on_a_terminal(*words: str, columns: int = 60, **env: str) -> str:
     return shown.decode().replace("\r\n", "\n")
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_styles_need_a_terminal(process: Call) -> None:
     words = ("config", "llama-3.1-8b")
     shown = on_a_terminal(*words)
@@ -296,7 +296,7 @@ def test_styles_need_a_terminal(process: Call) -> None:
     assert process(*words, FORCE_COLOR="1", COLUMNS="60").stdout == plain
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_ctrl_c_ends_in_one_line(name: str, process: Call, tmp_path: Path) -> None:
     done = process(name, *CALLED[name][2], code=replaced(name, "signal.raise_signal(signal.SIGINT)"))
@@ -330,7 +330,7 @@ STOPPED = [
 ]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
 @pytest.mark.parametrize(("words", "hanging", "number"), STOPPED, ids=[f"{w[0]}-{n.name}" for w, _, n in STOPPED])
 def test_signals_take_child_processes_along(words: list[str], hanging: str, number: signal.Signals) -> None:
@@ -357,7 +357,7 @@ def wait_until_gone(processes: list[int]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "words",
     [["config", "llama-3.1-8b"], ["devices"], ["report", RESULTS, "-o", os.devnull], ["--help"]],
@@ -409,7 +409,7 @@ def test_too_little_memory_ends_in_one_line(process: Call) -> None:
     assert done.stderr == "clrope: not enough memory (CLROPE_TRACEBACK=1 shows where)\n"
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
 def test_a_signal_waits_for_the_end_of_an_import(number: signal.Signals, process: Call, tmp_path: Path) -> None:
     # As while PyOpenCL is imported, whose C++ aborts the process if its import raises an exception.
@@ -421,7 +421,7 @@ def test_a_signal_waits_for_the_end_of_an_import(number: signal.Signals, process
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_error_ends_in_a_traceback(name: str, process: Call) -> None:
     code = replaced(name, "[][1]")
@@ -431,7 +431,7 @@ def test_no_error_ends_in_a_traceback(name: str, process: Call) -> None:
     assert done.stdout == ""
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_the_traceback_on_request(process: Call) -> None:
     done = process("devices", code=replaced("devices", "[][1]"), CLROPE_TRACEBACK="1")
     assert done.returncode == 2

@@ -29,7 +29,7 @@ def files(tmp_path: Path, rng: np.random.Generator) -> tuple[Path, Path]:
     return paths
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", sorted(p.name for p in DATA.glob("transformers_*.safetensors")))
 def test_what_models_made_is_what_their_configuration_says(name: str, call: Call, tmp_path: Path) -> None:
     source, config = DATA / name, tmp_path / "config.json"

@@ -70,7 +70,7 @@ def test_the_script_is_as_pip_writes_it() -> None:
 @pytest.mark.parametrize(
     "at", ["clrope.api", "numpy", "clrope.lab.lab_kernel", "clrope.__main__", "clrope.cli.main", "typer"]
 )
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_an_interrupted_import(folder: Path, way: str, at: str) -> None:
     before = {"module": ["-W", "error", "-m", "clrope"], "module in one word": ["-mclrope"], "script": ["clrope"]}
     done = started(folder, [*before[way], "devices", "-m", "other"], at)
@@ -141,7 +141,7 @@ def interrupted_command(folder: Path, place: str, number: int) -> Any:
 
 @pytest.mark.parametrize("number", [INT, TERM])
 @pytest.mark.parametrize("place", IGNORING)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_a_signal_where_python_ignores_what_is_raised(folder: Path, place: str, number: int) -> None:
     """The command ends all the same, and says one line."""
     done = interrupted_command(folder, IGNORING[place], number)

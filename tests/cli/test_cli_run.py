@@ -104,7 +104,7 @@ HARD = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", HARD)
 def test_run_check_at_any_magnitude(
     kind: str, call: Call, tmp_path: Path, rng: np.random.Generator, device: DeviceInfo, monkeypatch: pytest.MonkeyPatch
@@ -269,7 +269,7 @@ FORMS: dict[str, Any] = {
         ("bnsd", "F", "npz", "npy", np.float32),
     ],
 )
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 def test_run_in_parts_as_in_one_call(
     form: str, layout: str, order: Any, source: str, output: str, dtype: Any, call: Call, tmp_path: Path,
     rng: np.random.Generator, device: DeviceInfo, monkeypatch: pytest.MonkeyPatch,

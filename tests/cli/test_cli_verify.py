@@ -76,7 +76,7 @@ def test_verify_several_suites(call: Call, device: DeviceInfo) -> None:
     assert bad.stderr.startswith("clrope: suite: got 'sead', allowed are seed")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("words", [["--quiet"], ["--json", "-"], []])
 def test_the_seed_is_told_before_a_driver_crashes(device: DeviceInfo, words: list[str]) -> None:
     crash = "from clrope.suite.fuzz import FuzzTrial; FuzzTrial.run = lambda *_: os.kill(os.getpid(), signal.SIGKILL)"
@@ -140,7 +140,7 @@ def test_verify_ends_with_2_for_a_device_that_cannot_be_used(call: Call, device:
     assert call("verify", "--device", device.index, "--filter", "nothing like it").exit_code == 2
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(
     ("file", "right", "wrong", "message"),
     [

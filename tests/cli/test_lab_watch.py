@@ -53,7 +53,7 @@ def test_a_save_in_two_steps_is_one_change(monkeypatch: pytest.MonkeyPatch) -> N
     assert list(looks) == []
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_files_that_are_mended_while_they_are_watched(device: DeviceInfo, tmp_path: Path) -> None:
     path, inner = write_new(str(tmp_path / "mine"), "simple"), tmp_path / "more" / "inner.h"
     text = path.read_text()

@@ -62,7 +62,7 @@ def test_what_files_say(process: Call, tmp_path: Path) -> None:
 FORGED = "q\nclrope: all is right"
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_names_make_no_lines_of_their_own(process: Call, tmp_path: Path) -> None:
     x = np.random.default_rng(0).standard_normal((1, 3, 2, 8)).astype(np.float32)
     for name in ("x", "y"):
@@ -127,7 +127,7 @@ def test_own_control_sequences(capsys: Any) -> None:
     assert capsys.readouterr().out == "\x1b[2K"
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("words", "code"),
     [(["config", "nosuch"], 2), (["run"], 2), (["run", "nosuch.npy", "-o", "o.npy", "--mode", "neox"], 2)],
@@ -138,7 +138,7 @@ def test_an_error_that_nobody_can_read_keeps_its_exit_code(words: list[str], cod
         assert process("--version", stdout=full, stderr=full).returncode == 2
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize(
     "words",

@@ -58,7 +58,7 @@ def ended(process: int) -> bool:
         return True
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("hang", HANGS)
@@ -128,7 +128,7 @@ def test_no_code_of_the_current_directory_is_run(what: str, tmp_path: Path) -> N
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("flag", ["-I", "-E", "-s", "-S"])
 def test_a_child_is_as_isolated_as_its_parent(flag: str, tmp_path: Path) -> None:
     (tmp_path / "flagged.py").write_text(

@@ -17,7 +17,7 @@ def test_import_starts_nothing(script: Script) -> None:
     assert answer == {"cl": False, "jobs": []}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_a_healthy_device_and_what_is_known_of_it(script: Script, warm: Path) -> None:
     got = script("show(devices=listing(), chosen=D.device().index, again=D.device('auto').index)", warm)
     assert got["chosen"] == got["again"]
@@ -38,7 +38,7 @@ def test_a_healthy_device_and_what_is_known_of_it(script: Script, warm: Path) ->
     assert indices == sorted(set(indices))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_the_second_process_probes_nothing(script: Script, warm: Path) -> None:
     script("listing(); show()", warm)
     assert script("listing(); show(jobs=jobs)", warm)["jobs"] == []
@@ -124,7 +124,7 @@ show(said=os.read(read, 1000).decode())
     assert "spawn" in said
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_two_processes_at_once(script: Script, cache: Path) -> None:
     text = """
 import subprocess
@@ -136,7 +136,7 @@ show(n=[int(p.communicate()[0]) for p in both])
     assert got["n"][0] == got["n"][1] >= 1
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_a_spoiled_cache_is_no_error(script: Script, warm: Path, tmp_path: Path) -> None:
     script("listing(); show()", warm)
     for path in warm.glob("*.json"):

@@ -67,7 +67,7 @@ def without_memory(listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in d.items() if k not in ("global_mem", "max_alloc")} for d in listed]
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize(("source", "signal"), [(ABORT_ON_LOAD, "SIGABRT"), (SEGV_IN_QUERY, "SIGSEGV")])
 def test_a_driver_that_crashes_is_left_out(
     script: Script, cc: str, tmp_path: Path, warm: Path, source: str, signal: str
@@ -140,7 +140,7 @@ def test_intels_runtime_from_pip_is_visible_with_the_others(script: Script, warm
     assert healthy(late["devices"])
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_the_cache_may_be_deleted_meanwhile(script: Script, warm: Path) -> None:
     text = """
 import shutil

@@ -297,7 +297,7 @@ def pocl_3(listed: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @linux
 @needs_pocl_3
 def test_an_unknown_cpu_is_repaired(script: Script, cache: Path) -> None:
@@ -342,7 +342,7 @@ def test_without_the_repair_the_device_is_unhealthy(script: Script) -> None:
     assert "CLROPE_POCL_CPU" in device["health"]["hint"]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @linux
 @needs_pocl_3
 def test_a_name_that_llvm_does_not_know_is_refused(script: Script) -> None:
@@ -354,7 +354,7 @@ def test_a_name_that_llvm_does_not_know_is_refused(script: Script) -> None:
 
 @linux
 @needs_pocl_3
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_what_stays_wrong_without_the_repair_is_said(script: Script) -> None:
     """A CPU that is taken for an older one: the device works, but not with the widest vectors.
 

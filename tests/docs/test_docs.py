@@ -159,7 +159,7 @@ def run(page: Path, text: str) -> int:
     return count
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if p not in LONG], ids=lambda page: page.relative_to(ROOT).as_posix()
@@ -168,7 +168,7 @@ def test_the_blocks_of_a_page_run(page: Path) -> None:
     run(page, page.read_text(encoding="utf-8"))
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("page", LONG, ids=lambda page: page.stem)
 def test_the_blocks_of_a_long_page_run(page: Path) -> None:

@@ -33,7 +33,7 @@ def test_calls(device: DeviceInfo, library: Path, what: str, action: str, seed: 
     assert not [row for row in rows if not row.fine]
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("function", ["clEnqueueNDRangeKernel", "clCreateContext", "clBuildProgram", "clFinish"])
 @pytest.mark.parametrize("action", ["fail", "drop", "hang"])
 def test_probes(library: Path, function: str, action: str, tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_probes(library: Path, function: str, action: str, tmp_path: Path) -> No
     assert ended == "right" or ended.startswith("error: "), ended
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("action", ["drop", "corrupt"])
 def test_what_is_wrong_is_shown(device: DeviceInfo, library: Path, action: str, capsys: Any) -> None:
     rows = list(fault_table.calls(device.index, library, "copies", action, sample=1, seed=0))

@@ -77,7 +77,7 @@ def test_wrong_cases_and_their_bits_in_numpy(device: clrope.DeviceInfo, monkeypa
     assert all(text.startswith("bits differ: seed: ROPE(") for text in got.wrong)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_a_benchmark_travels(one: clrope.DeviceInfo) -> None:
     name = "decode-1/f32/neox/out/forward"
     task = pickle.loads(pickle.dumps(BenchTask((name,), Options(rounds=1, with_peers=False, tiny=True, seed=4))))

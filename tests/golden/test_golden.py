@@ -21,7 +21,7 @@ def test_each_case_has_its_digests(suite: str) -> None:
     assert golden == labels, COMMAND.format(suite)
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize(("suite", "kind"), [(suite, kind) for suite in suite_names() for kind in read(suite)])
 def test_the_bits_are_as_they_were(
     suite: str, kind: str, device: DeviceInfo, rng: np.random.Generator, request: pytest.FixtureRequest

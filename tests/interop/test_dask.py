@@ -74,7 +74,7 @@ def same_bits(got, want):
     assert got.tobytes() == want.tobytes()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @SCHEDULERS
 @pytest.mark.parametrize("config", [PLAIN, SECTIONS], ids=["plain", "sections"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)

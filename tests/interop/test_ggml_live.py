@@ -129,7 +129,7 @@ def test_live_rows(device: clrope.DeviceInfo, rng: np.random.Generator, live: Li
 
 
 @pytest.mark.parametrize("line", list(ggml_fusion_lines()), ids=lambda line: line.label)
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 def test_live_fusion(device: clrope.DeviceInfo, line: GgmlNormLine | GgmlRowsLine, live: Live, seed: int) -> None:
     """ggml's own cases and limit of a norm with a rotation after it, and of rows of a cache after it."""
     trial = line.prepare(seed)

@@ -35,7 +35,7 @@ def right(got: np.ndarray, want: np.ndarray) -> bool:
     return clrope.compare(np.ascontiguousarray(got), want).nmse <= LIMITS[name] * (1 if got.size >= 4096 else 5)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_random_calls(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     for call in calls(rng, 24, ("f16", "bf16", "f32", "f64") if device.fp64 else ("f16", "bf16", "f32")):
         got, errors = call.apply(device)
@@ -78,7 +78,7 @@ def test_a_descriptor_serves_any_tensors_alike(device: clrope.DeviceInfo, rng: n
         assert right(made.run(y, x, pos, sin, cos), call.want())
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_opencl_arrays(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     import pyopencl as cl
     import pyopencl.array as cla

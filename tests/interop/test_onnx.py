@@ -70,7 +70,7 @@ def draw(rng, dtype):
     return x, cos, sin, ids, rotary_embedding_dim, rotated
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @BOTH
 @TYPES
 def test_opset_23(device, rng, dtype, interleaved):
@@ -88,7 +88,7 @@ def test_opset_23(device, rng, dtype, interleaved):
         assert np.array_equal(flat.view(np.uint8), before.view(np.uint8))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @BOTH
 @TYPES
 def test_com_microsoft(device, rng, dtype, interleaved):
@@ -226,7 +226,7 @@ def test_com_microsoft_as_onnx_runtime(device, rng, dtype, interleaved):
 # ---- the onnx package -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_onnx_node_tests(device):
     """All of onnx's node tests of the operator but those whose function body is written out in other operators."""
     pytest.importorskip(

@@ -138,7 +138,7 @@ def off(got: Any, want: Any) -> float:
     return float((got - want).abs().max() / want.abs().max().clamp_min(1e-30))
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("model_type", MODELS)
 def test_models_forward_and_backward(device, gen, rotations, model_type):
     model = model_of(model_type)
@@ -161,7 +161,7 @@ def test_models_forward_and_backward(device, gen, rotations, model_type):
     assert torch.equal(model(ids).logits, logits)
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma3_text", "phi3"])
 @pytest.mark.parametrize("angles", ["model", "exact"])
 def test_compiled_and_exported(devices, rng, gen, model_type, angles):
@@ -225,7 +225,7 @@ def steps(x: Any) -> list[int]:
     return [step for step, n in zip(x.stride(), x.shape, strict=True) if n > 1]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_of_every_convention(device, gen, rng, rotations, name):
     """The same bits and strides as the model's own function, of any sizes; gradients, also of cos and sin."""

@@ -44,7 +44,7 @@ def as_torch(x: np.ndarray) -> Any:
     )  # fmt: skip
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 @pytest.mark.parametrize("is_neox", [True, False])
 def test_random_calls(device: clrope.DeviceInfo, rng: np.random.Generator, kind: str, is_neox: bool) -> None:

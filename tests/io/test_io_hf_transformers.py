@@ -151,7 +151,7 @@ def test_every_family_is_known() -> None:
     assert not {*MODELS, *AXIAL} & table().refused.keys()
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("model_type", WITH_PARAMETERS)
 def test_row_is_what_transformers_does(model_type: str) -> None:
     """Which keys are read, and all defaults."""

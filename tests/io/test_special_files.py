@@ -62,7 +62,7 @@ def made(kind: str, path: Path) -> None:
             one.bind(os.path.relpath(path))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "socket"])
 def test_every_reader_ends(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if kind == "device" and not os.path.exists("/dev/zero"):
@@ -120,7 +120,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "long"])
 def test_no_file_of_the_cache_is_waited_for(kind: str, tmp_path: Path) -> None:
     """Nor `.icd` files. Somebody holds each pipe open, and says nothing; the long file is beyond the memory."""

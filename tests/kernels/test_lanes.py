@@ -83,7 +83,7 @@ def test_32_work_items_touch_as_few_segments_as_their_bytes_need(
     assert (touched == 1).all(), "each byte is loaded once"
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize(("head_dim", "n_dims", "n_offs"), [(128, 128, 0), (96, 64, 32)])

@@ -46,7 +46,7 @@ def rotated(device: clrope.DeviceInfo, x: Any, out: Any, config: RopeConfig, var
     return plan.variants
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_host_memory(device: clrope.DeviceInfo, rng: np.random.Generator, mode: Any, dtype: str) -> None:
@@ -67,7 +67,7 @@ def test_host_memory(device: clrope.DeviceInfo, rng: np.random.Generator, mode: 
         assert variant == (aligned[0] if aligned else FAST.changed(store="plain"))
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -166,7 +166,7 @@ def test_work_items_go_from_batch_to_batch(
 
 @pytest.mark.parametrize("shape", [(70000, 1, 4), (1, 40000, 4), (2, 1, 150000)])
 @pytest.mark.parametrize("variant", [None, Variant(width=2), STRIDED])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_more_work_than_loops_are_long(
     device: clrope.DeviceInfo, rng: np.random.Generator, shape: tuple[int, ...], variant: Variant | None
 ) -> None:
@@ -208,7 +208,7 @@ def test_batches_are_further_tokens_or_heads(
             assert got.tobytes() == emulate_rope(a, place, config).tobytes()
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 def test_every_candidate_gives_the_same(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     if device.kind != "cpu":
         pytest.skip("a candidate may be one that only a child process should try")
@@ -274,7 +274,7 @@ def test_fused_angles_of_sections(device: clrope.DeviceInfo, rng: np.random.Gene
     np.testing.assert_array_equal(got.view(np.uint32), emulate_rope(x, positions, config).view(np.uint32))
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("store", ["plain", "nontemporal", "in place"])
 @pytest.mark.parametrize("kind", ["levels", "nta"])
 @pytest.mark.parametrize("n_dims", [128, 64, 32])
@@ -316,7 +316,7 @@ def test_what_cannot_be_fused_is_cached(device: clrope.DeviceInfo, rng: np.rando
     np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
@@ -373,7 +373,7 @@ def test_q_and_k_on_the_device_share_an_event(device: clrope.DeviceInfo, rng: np
             np.testing.assert_array_equal(y.get().view(np.uint32), want.view(np.uint32))
 
 
-@pytest.mark.one_in(10)
+@pytest.mark.one_in(20)
 @pytest.mark.parametrize("n_dims", [20, 62, 94])
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -403,7 +403,7 @@ def test_pairs_that_are_left_over(
     rotated(device, whole, whole, config, variant)
 
 
-@pytest.mark.one_in(15)
+@pytest.mark.one_in(30)
 @pytest.mark.parametrize("store", ["plain", "nontemporal"])
 @pytest.mark.parametrize("n_offs", [0, 32])
 @pytest.mark.parametrize("mode", ["normal", "neox"])

@@ -209,7 +209,7 @@ def steps_of(device: clrope.DeviceInfo, config: RopeConfig) -> dict[str, Any]:
     return {name: buffer(device, array) for name, array in arrays.items()}
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("start", [0, -3, 2**40 + 5])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_positions_that_count(device: clrope.DeviceInfo, rng: np.random.Generator, dtype: str, start: int) -> None:

@@ -43,7 +43,7 @@ def floats(rng: np.random.Generator, kind: np.dtype[Any]) -> np.ndarray[Any, Any
     return np.resize(out, -(-out.size // 16) * 16)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("clang", [False, True])
 @pytest.mark.parametrize("width", [1, 8, 16])
 @pytest.mark.parametrize("dtype", ["f8e4m3", "f8e5m2"])

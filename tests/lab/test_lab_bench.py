@@ -94,7 +94,7 @@ def write(folder: Path, body: str) -> Path:
     return path
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_a_right_kernel_has_times(device: DeviceInfo, tmp_path: Path, workload: str) -> None:
     entry = timed(device, write(tmp_path, COUNT + ROTATION), workload)
@@ -104,7 +104,7 @@ def test_a_right_kernel_has_times(device: DeviceInfo, tmp_path: Path, workload: 
     assert entry.nmse < 1e-12
 
 
-@pytest.mark.one_in(11)
+@pytest.mark.one_in(22)
 @pytest.mark.parametrize("name", CHEATS)
 def test_cheats_fail_in_timed_calls(device: DeviceInfo, tmp_path: Path, name: str) -> None:
     # In place there is no output of its own.
@@ -177,7 +177,7 @@ def test_event_times_are_compared_with_the_calls() -> None:
     assert clocks_disagree(made_up("kernel", 5_000_000), copies) == ""
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 def test_the_command(device: DeviceInfo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from clrope.cli.lab_command import check_kernel
 
@@ -201,7 +201,7 @@ def test_the_command(device: DeviceInfo, tmp_path: Path, capsys: pytest.CaptureF
         assert word in out
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_a_kernel_that_never_ends_is_stopped_and_the_other_one_measured(device: DeviceInfo, tmp_path: Path) -> None:
     endless, right = tmp_path / "endless.cl", write(tmp_path, ROTATION)
     endless.write_text(changed(TABLES, [(ROTATION, "  while (x[0] < 1e30f) y[0] += 1e-3f;")]))
@@ -229,7 +229,7 @@ def test_a_silence_that_is_no_kernels_fault(
     assert report.problem == ("" if silences == 1 else "no answer in 60 s")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("workload", ["prefill-fresh/f32/neox/out/forward", WORKLOADS[2]])
 def test_every_timed_call_has_to_write_its_output(device: DeviceInfo, tmp_path: Path, workload: str) -> None:
     """Without audited calls, too: by damaged outputs alone, at new positions in each call and with a single set."""

@@ -70,7 +70,7 @@ def test_a_file_that_is_included(device: DeviceInfo, tmp_path: Path) -> None:
     rotates(path, device, "cos-sin-tables")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("pointer", ["float4", "float8"])
 def test_pointers_to_vectors(device: DeviceInfo, tmp_path: Path, pointer: str) -> None:
     arguments = f"__global {pointer} *out, __global const {pointer} *in"
@@ -80,7 +80,7 @@ def test_pointers_to_vectors(device: DeviceInfo, tmp_path: Path, pointer: str) -
     rotates(write(tmp_path, source), device, "cos-sin-tables")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize(
     "more", [{}, {"n_dims": 16, "n_offs": 8, "freq_factors": tuple(range(1, 9))}], ids=["", "more"]
@@ -139,7 +139,7 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_signature_says_what_was_found_and_what_is_known(tmp_path: Path, name: str) -> None:
     source, edits, begin, parts = WRONG[name]
@@ -396,7 +396,7 @@ def test_placeholders_of_a_kernel_s_name(device: DeviceInfo, tmp_path: Path) -> 
     rotates(write(tmp_path, source), device, path)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     ("line", "error", "says"),
     [
@@ -559,7 +559,7 @@ def test_every_expression_of_the_contracts_is_known() -> None:
             assert Expression(text, name).names <= set(MEANINGS) | set(contract.parameters), name
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("source", [TABLES, POSITIONS], ids=["tables", "positions"])
 def test_a_macro_for_the_storage_type(device: DeviceInfo, tmp_path: Path, source: str) -> None:
     """`T` stands for the element's type, here of double; tables are double then, too."""

@@ -72,7 +72,7 @@ def test_half_precision_of_the_kernels_to_start_from(tmp_path: Path, kind: str, 
 
 
 @needs_oclgrind
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_counts_and_races_compile_for_themselves(tmp_path: Path) -> None:
     """The search for races compiles without the optimiser, the counts with it, whichever comes first."""
     path = write_new(str(tmp_path / f"mine{secrets.token_hex(4)}"), "simple")

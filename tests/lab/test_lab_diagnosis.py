@@ -22,7 +22,7 @@ def run(tmp_path: Path, source: str, line: str, device: DeviceInfo) -> LabOutcom
     return LabTrial(parse_case(line), secrets.randbits(32), load(path)).run_kernel(device)
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_kernel_is_diagnosed(name: str, device: DeviceInfo, tmp_path: Path) -> None:
     source, edits, line, said = BROKEN[name]

@@ -115,7 +115,7 @@ def test_kernels_that_are_wrong_where_two_features_meet(
     assert any(LabTrial(case, SEED, kernel).run_kernel(device).status == "wrong" for case in cases)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("source", [PLAIN, POSITIONS, STEPS], ids=["tables", "positions", "steps"])
 def test_right_kernels(device: DeviceInfo, tmp_path: Path, folder: Path, source: str) -> None:
     kernel = write(tmp_path, source).kernel_object()
@@ -144,7 +144,7 @@ def features(case: Case) -> set[str]:
     return found
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_every_pair_of_features_is_drawn(folder: Path) -> None:
     cases, _ = drawn(PLAIN, folder)
     assert all(case.ne_a[0] * case.ne_a[1] * case.ne_a[2] * case.ne_a[3] <= MOST_ELEMENTS for case in cases)
@@ -162,7 +162,7 @@ def test_every_pair_of_features_is_drawn(folder: Path) -> None:
             assert (one + two).replace("in place", "").startswith("y ")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_a_seed_decides_what_is_drawn(tmp_path: Path, folder: Path) -> None:
     small, large = drawn(STEPS, folder)
     assert draw(write(tmp_path, STEPS), SEED) == (small, large)
@@ -179,7 +179,7 @@ def test_the_package_itself_on_drawn_cases(device: DeviceInfo, folder: Path) -> 
         assert outcome.status == "ok", (str(case), outcome)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_a_drawn_case_is_repeated_by_its_line(device: DeviceInfo, tmp_path: Path) -> None:
     file = write(tmp_path, changed(TABLES, [("b * y_batch", "b * x_batch")]))
     report = LabRun(file, suites=["drawn"], seed=SEED, stop_at_first=True).on_devices([device.index])
@@ -209,7 +209,7 @@ def test_what_was_not_varied_is_named(device: DeviceInfo, tmp_path: Path, capsys
     assert report["coverage"]["pinned"]["heads"] == [4]
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 def test_what_is_pinned_is_said(device: DeviceInfo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from clrope.cli.lab_command import check_kernel
 

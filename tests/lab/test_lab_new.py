@@ -25,7 +25,7 @@ def test_a_new_kernel_is_right(device: DeviceInfo, tmp_path: Path, like: str, wo
     assert report.counts("seed")["right"] >= 10
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("like", kinds())
 def test_a_new_kernel_has_no_race(tmp_path: Path, like: str) -> None:
     try:
@@ -37,7 +37,7 @@ def test_a_new_kernel_has_no_race(tmp_path: Path, like: str) -> None:
     assert report.ran >= 4
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("like", kinds())
 def test_a_new_kernel_explains_itself(tmp_path: Path, like: str) -> None:
     path = write_new(str(tmp_path / "turn.cl"), like)

@@ -111,7 +111,7 @@ def check_rotation(device: DeviceInfo, path: Path) -> None:
         Rope(config, device, kernel=file.kernel_object())(x.astype(np.float64), 5)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", RIGHT)
 def test_kernels_as_people_write_them(device: DeviceInfo, tmp_path: Path, name: str) -> None:
     check_rotation(device, write(tmp_path, RIGHT[name]))

@@ -50,7 +50,7 @@ def checked(file: LabFile, **more: object) -> SimulatorReport:
 
 
 @needs_oclgrind
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_a_right_kernel_is_clean(tmp_path: Path) -> None:
     report = checked(write(tmp_path, []))
     assert report.ok
@@ -59,7 +59,7 @@ def test_a_right_kernel_is_clean(tmp_path: Path) -> None:
 
 
 @needs_oclgrind
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_a_kernel_that_was_counted_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs for counting are optimized; those for races are not."""
     monkeypatch.setenv("CLROPE_CACHE_DIR", str(tmp_path / "cache"))
@@ -69,7 +69,7 @@ def test_a_kernel_that_was_counted_before(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @needs_oclgrind
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_are_found_with_their_line(tmp_path: Path, name: str) -> None:
     edits, kind, text = FAULTS[name]
@@ -86,7 +86,7 @@ def test_faults_are_found_with_their_line(tmp_path: Path, name: str) -> None:
 
 
 @needs_oclgrind
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from clrope.cli.lab_command import check_kernel
 

@@ -37,7 +37,7 @@ def write(folder: Path, text: str = PARAMETERS) -> Path:
     return path
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 def test_combinations(device: DeviceInfo, tmp_path: Path) -> None:
     (report,) = tune_file(load_file(write(tmp_path)), None, [device.index], workloads=WORKLOADS, tiny=True)
     assert (report.problem, report.left) == ("", [])
@@ -56,7 +56,7 @@ def test_combinations(device: DeviceInfo, tmp_path: Path) -> None:
     assert best.speed > 0
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 def test_what_there_is_no_time_for_is_said(device: DeviceInfo, tmp_path: Path) -> None:
     path = tmp_path / "mine.cl"
     path.write_text("// lab: tune WIDTH = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10\n" + TABLES)
@@ -96,7 +96,7 @@ def test_the_fastest_and_the_default_are_measured_again() -> None:
     assert part.failed == "cannot express b"
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 def test_the_command(device: DeviceInfo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.cl"
     path.write_text(
@@ -122,7 +122,7 @@ def test_refusals_of_the_command(tmp_path: Path) -> None:
         tune_devices(workload=[WORKLOADS[0]])
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 def test_a_kernel_file_in_the_benchmark(device: DeviceInfo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     right, wrong, ends = (tmp_path / f"{name}.cl" for name in ("right", "wrong", "ends"))
     right.write_text(TABLES)

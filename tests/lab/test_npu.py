@@ -152,7 +152,7 @@ def test_damaged_machine_files(tmp_path: Path, text: str) -> None:
 # -- kernels ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 @pytest.mark.parametrize("name", machine_names())
 def test_the_tiled_kernel_fits(device: DeviceInfo, tmp_path: Path, name: str, dtype: str) -> None:
@@ -175,7 +175,7 @@ def test_the_tiled_kernel_fits(device: DeviceInfo, tmp_path: Path, name: str, dt
     assert report.prediction is not None
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_a_kernel_without_overlap(device: DeviceInfo, tmp_path: Path) -> None:
     report = checked(device, simple(tmp_path), "generic")
     assert report.verdict == "fits"
@@ -195,7 +195,7 @@ BROKEN = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_a_machine_cannot_do_is_refused(device: DeviceInfo, tmp_path: Path, name: str) -> None:
     edits, npu, rules = BROKEN[name]
@@ -204,7 +204,7 @@ def test_what_a_machine_cannot_do_is_refused(device: DeviceInfo, tmp_path: Path,
     assert name in {r.rule for r in report.refusals} <= rules, report.refusals
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_accesses_beside_the_scratchpad_are_not_checkable(device: DeviceInfo, tmp_path: Path) -> None:
     path = tmp_path / "mine.cl"
     path.write_text(TABLES)
@@ -228,7 +228,7 @@ def test_kernels_that_cannot_be_recorded(device: DeviceInfo, tmp_path: Path) -> 
     assert "cannot express" in report.problem
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_the_command(device: DeviceInfo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from clrope.cli.lab_command import check_kernel
 

@@ -146,7 +146,7 @@ def test_p3(call, put):
     assert Path("p3/prefill-f16-neox-out-forward.csv").read_text().startswith("problem,platform,application,fom,")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_figures(call, put):
     pytest.importorskip("matplotlib")
     done = call("report", put("b.json", small()), put("t.json", tuning()), "--figures", "f")
@@ -166,7 +166,7 @@ def test_figures(call, put):
     assert "--figures: the files hold nothing to draw" in empty.stderr
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_figures_show_any_text_as_it_is(call, put):
     pytest.importorskip("matplotlib")
     labels = {"pocl": r"Foo $\frac$ bar", "intel": "_<&> $x^2$ \x1b[31m\0\x9f"}

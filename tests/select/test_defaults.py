@@ -33,7 +33,7 @@ def machine(cpu: DeviceInfo, lanes: int, **changes: Any) -> DeviceInfo:
     return replace(cpu, native_widths=cpu.native_widths._replace(float=lanes), **changes)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
 @pytest.mark.parametrize("name", ["AMD EPYC", "pthread-AMD EPYC 9B45 128-Core", "Intel(R) Xeon(R) Processor", "cpu"])
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -42,7 +42,7 @@ def has(text: str) -> bool:
     return not needs or importlib.util.find_spec(needs) is not None
 
 
-@pytest.mark.one_in(16)
+@pytest.mark.one_in(32)
 @pytest.mark.parametrize("text", SAMPLES)
 def test_adapters_pass_on_every_device(text: str, devices: tuple[DeviceInfo, ...], seed: int) -> None:
     print(f"seed {seed}")
@@ -107,7 +107,7 @@ def _one_bit(outputs: list[Any]) -> None:
     bits[(0,) * 4] ^= bits.dtype.type(1)  # NumPy 1 has no uint64 ^ int
 
 
-@pytest.mark.one_in(16)
+@pytest.mark.one_in(32)
 @pytest.mark.parametrize("wrong", [None, _negated, _one_value])
 @pytest.mark.parametrize("text", [*FEW, "TORCH( from=tables", "TORCH_BACKWARD( type=f32", "ONNX_BACKEND( type=f32"])
 def test_whatever_is_wrong_fails(
@@ -129,7 +129,7 @@ def test_whatever_is_wrong_fails(
     assert not report.ok
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("text", [*FEW, "TORCH( from=tables"])
 def test_one_bit_apart_is_found(text: str, device: DeviceInfo, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     if not has(text):
@@ -141,7 +141,7 @@ def test_one_bit_apart_is_found(text: str, device: DeviceInfo, monkeypatch: pyte
     assert not report.ok
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_bytes_around_are_watched(device: DeviceInfo, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     real = infiniop_cases.RoPEDescriptor.run
 
@@ -173,7 +173,7 @@ def test_bytes_around_are_watched(device: DeviceInfo, monkeypatch: pytest.Monkey
     assert np.array_equal(first, second)
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 def test_every_peer_runs_on_the_device_that_is_checked(
     devices: tuple[DeviceInfo, ...], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -200,7 +200,7 @@ def test_every_peer_runs_on_the_device_that_is_checked(
 
 
 @pytest.mark.parametrize(("package", "text", "part"), [("torch", "TORCH", ""), ("onnx", "ONNX_BACKEND", " (in part)")])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_a_peer_that_is_not_installed_is_named(
     package: str, text: str, part: str, device: DeviceInfo, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -222,7 +222,7 @@ def test_without_fp64_float64_is_skipped(device: DeviceInfo, seed: int) -> None:
     assert line.prepare(seed).run(replace(device, fp64=False)).text == "SKIP, the device has no fp64"
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 def test_the_same_seed_gives_the_same_inputs_alone_or_among_others(device: DeviceInfo) -> None:
     alone = verify(["interop"], [device.index], seed=5, text="ONNX( ai.onnx type=f16 n=1 rank=4 none interleaved=1")
     among = verify(["interop"], [device.index], seed=5, text="ONNX( type=f16 n=1")

@@ -84,7 +84,7 @@ def assert_used(device: clrope.DeviceInfo, variant: Variant, rng: np.random.Gene
             np.testing.assert_array_equal(plan.run(), want)
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(24)
 def test_broken_variants(device: clrope.DeviceInfo, cache: Path, rng: np.random.Generator, seed: int) -> None:
     if device.kind != "cpu":
         pytest.skip("a kernel that never ends may hang what a GPU shows on the screen")
@@ -114,7 +114,7 @@ def test_broken_variants(device: clrope.DeviceInfo, cache: Path, rng: np.random.
     assert plan.variants[0] in (STRIDED, GOOD, GOOD.changed(angles="fused"))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_a_variant_that_never_ends(cpu: clrope.DeviceInfo, cache: Path, seed: int) -> None:
     """It is stopped; on a loaded machine the one before it may be, too."""
     source = text(f"volatile int go = 1; while (go) {PLACE} = 1.0f;")
@@ -131,7 +131,7 @@ def test_a_variant_that_never_ends(cpu: clrope.DeviceInfo, cache: Path, seed: in
     assert database.known(cpu, "f32", "neox").broken >= {ENDLESS.compiled}
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_the_winner_is_used(device: clrope.DeviceInfo, cache: Path, rng: np.random.Generator, seed: int) -> None:
     # Alone it wins; which of two is faster is this machine's affair.
     result = tuned(device, [BEST], seconds=10.0, seed=seed)
@@ -258,7 +258,7 @@ def test_a_child_that_cannot_begin(cpu: clrope.DeviceInfo, cache: Path, monkeypa
     assert not (cache / "tuning.json").exists() or database.known(cpu, "f32", "neox").records == ()
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("dtype", [name for name in DTYPES if name not in search.USUAL_TYPES])
 def test_types_that_are_tuned_on_request(cpu: clrope.DeviceInfo, cache: Path, seed: int, dtype: str) -> None:
     keys = [TuningKey(dtype, "neox", in_place, "small") for in_place in (False, True)]
@@ -280,7 +280,7 @@ def test_an_unhealthy_device(cpu: clrope.DeviceInfo) -> None:
         tune(sick)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_a_device_that_rounds_in_a_way_of_its_own(cpu: clrope.DeviceInfo, cache: Path, seed: int) -> None:
     """Where the strided kernel is close to the emulation, but not the same, the others are checked against it."""
     body = (
@@ -336,7 +336,7 @@ def test_nothing_wins_without_being_compared_with_the_default(cpu: clrope.Device
     assert record.winner == GOOD
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("in_place", [False, True])
 def test_all_that_a_timed_run_wrote_is_compared(
     device: clrope.DeviceInfo, in_place: bool, rng: np.random.Generator, seed: int

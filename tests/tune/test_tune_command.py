@@ -80,7 +80,7 @@ def test_show_as_json(cpu: clrope.DeviceInfo, cache: Path) -> None:
     assert record["winner"] == Variant(width=4).to_dict()
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_tune(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "candidates", lambda *_: [STRIDED, Variant(width=4)])
     monkeypatch.setattr(search, "NBYTES", {"small": 32 << 10, "medium": 1 << 20, "large": 2 << 20})
