@@ -132,8 +132,7 @@ def arm64(folder: Path | None, draw: Draw) -> Driver:
     return Driver(
         ARM64, "pocl", {"CLROPE_PROBE_TIMEOUT": "600"},
         python=(str(CHROOT), str(folder.resolve()), "python3"),
-        runs=(Run(("seed",)), draw.small("types"), Run(("layouts", "modes"), draw.small("modes").words)), tests=tests,
-        patience=1800,
+        runs=(Run(("seed",)), draw.small("types"), draw.small("modes")), tests=tests, patience=1800,
     )  # fmt: skip
 
 
@@ -188,12 +187,12 @@ def drivers(root: Path, chroot: Path | None, layer: Path | None, draw: Draw) -> 
     quick, whole = Run((*SHORT.suites, "layouts", "modes")), (Run(("fusion", "models")),)
     layouts, fused = draw.of_type("layouts"), (draw.small("fusion"), draw.small("models"))
     interop, ggml = draw.small("interop"), draw.small("ggml")
-    few = SHORT, layouts, draw.small("modes"), interop, *fused
+    few = SHORT, layouts, draw.small("modes"), *fused, interop
     intel = of_pip("intel-opencl-rt", "libintelocl.so", "PyPI Intel CPU runtime", "intel")
     pocl = of_pip("pocl-binary-distribution", "libpocl*.so", "PyPI PoCL", "pocl")
     rusticl = of_debian(root, "mesa-opencl-icd", "**/libRusticlOpenCL.so.1", "rusticl, llvmpipe", "rusticl")
     # It takes seconds to compile one of the models. Whatever was drawn: it ends loops after 65535 rounds.
-    yield with_variables(replace(rusticl, runs=(*few[:-1], Run(("modes",), "70000"))), RUSTICL_ENABLE="llvmpipe")
+    yield with_variables(replace(rusticl, runs=(*few[:4], Run(("modes",), "70000"))), RUSTICL_ENABLE="llvmpipe")
     emulated = arm64(chroot, draw)
     yield replace(emulated, tests=())
     if not emulated.absent:
