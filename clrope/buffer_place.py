@@ -11,8 +11,8 @@ import numpy as np
 HOST = 0
 #: CL_MEM_USE_HOST_PTR.
 _USE_HOST_PTR = 1 << 3
-#: Bytes that drivers align a buffer to at least (CL_DEVICE_MEM_BASE_ADDR_ALIGN); more makes no difference to kernels.
-_ALIGNMENT = 64
+#: Bytes that every driver aligns its own buffers to (CL_DEVICE_MEM_BASE_ADDR_ALIGN is at least 128 bytes).
+BUFFER_ALIGNMENT = 64
 
 
 class BufferPlace(NamedTuple):
@@ -31,18 +31,18 @@ class BufferPlace(NamedTuple):
 def buffer_place(buffer: Any) -> BufferPlace:
     """Return the place of the `base_data` of a `pyopencl.array.Array`; an empty one has none, and overlaps nothing."""
     try:
-        # It never changes, and OpenCL takes a microsecond to tell. PyOpenCL's objects have attributes.
+        # It never changes, and asking the driver takes a microsecond; PyOpenCL's buffers can hold attributes.
         place: BufferPlace = buffer._clrope_place
     except AttributeError:
-        place = _asked(buffer)
+        place = _queried(buffer)
         with suppress(AttributeError):
             buffer._clrope_place = place
     return place
 
 
-def _asked(buffer: Any) -> BufferPlace:
+def _queried(buffer: Any) -> BufferPlace:
     if buffer is None:
-        return BufferPlace(HOST, 0, _ALIGNMENT, 0)
+        return BufferPlace(HOST, 0, BUFFER_ALIGNMENT, 0)
     size, start = buffer.size, 0
     try:
         while (parent := buffer.associated_memobject) is not None:
@@ -51,6 +51,6 @@ def _asked(buffer: Any) -> BufferPlace:
     except AttributeError:  # shared virtual memory of a caller's allocator
         return BufferPlace(HOST, int(buffer.svm_ptr), 1, size)
     if not buffer.flags & _USE_HOST_PTR:
-        return BufferPlace(buffer.int_ptr, start, _ALIGNMENT, size)
+        return BufferPlace(buffer.int_ptr, start, BUFFER_ALIGNMENT, size)
     start += buffer.get_host_array((1,), np.dtype(np.uint8)).__array_interface__["data"][0]
-    return BufferPlace(HOST, start, min(_ALIGNMENT, start & -start), size)
+    return BufferPlace(HOST, start, min(BUFFER_ALIGNMENT, start & -start), size)

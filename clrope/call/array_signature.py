@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Operand, tensor_address
-from ..buffer_place import buffer_place
+from ..buffer_place import BUFFER_ALIGNMENT, buffer_place
 from ..errors import ShapeError
 from ..host_memory import SMALLEST_KEPT, check_size, empty
-from ..kernels.problem import BUFFER_ALIGNMENT
 from ..layout import TensorView
 from .call import Maker
 from .memory import byte_at

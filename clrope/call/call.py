@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import note_writes, views_overlap
-from ..buffer_place import HOST, buffer_place
+from ..buffer_place import BUFFER_ALIGNMENT, HOST, buffer_place
 from ..errors import DeviceError
 from ..kernels.launch import LaunchSpec
-from ..kernels.problem import BUFFER_ALIGNMENT, PairLayout, Problem
+from ..kernels.problem import PairLayout, Problem
 from ..kernels.variant import Variant
 from ..layout import TensorView
 from ..norm import Norm, NormForm

@@ -8,13 +8,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..buffer_place import BUFFER_ALIGNMENT
 from ..config import RopeConfig
 from ..layout import DTYPES, Shape4, TensorView
 from ..norm import NormForm
 
 Pairing = Literal["normal", "neox"]
-#: Bytes that every driver aligns its own buffers to (CL_DEVICE_MEM_BASE_ADDR_ALIGN is at least 128 bytes).
-BUFFER_ALIGNMENT = 64
 
 
 @dataclass(frozen=True)

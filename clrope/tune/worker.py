@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyopencl as cl
 
 from ..angles import angle_table
+from ..buffer_place import BUFFER_ALIGNMENT
 from ..call.runtime import queue_for
 from ..config import RopeConfig
 from ..device import child, devices
@@ -30,7 +31,7 @@ from ..emulation import emulate_cos_sin, emulate_rotation
 from ..errors import BuildError, DeviceError
 from ..kernels.build import build
 from ..kernels.launch import Launch, LaunchSpec
-from ..kernels.problem import BUFFER_ALIGNMENT, AngleForm, Pairing, PairLayout, Problem
+from ..kernels.problem import AngleForm, Pairing, PairLayout, Problem
 from ..kernels.variant import STRIDED, Variant
 from ..layout import DTYPES, TensorView
 from ..reference import pair_indices
