@@ -12,9 +12,20 @@ import clrope
 PACKAGE = Path(clrope.__file__).parent
 #: Packages, and those modules of clrope that each may import.
 ALLOWED = {
-    "kernels": {"kernels", "bounded_read", "cache_folder", "config", "device", "errors", "layout", "norm"},
+    "kernels": {
+        "kernels",
+        "bounded_read",
+        "buffer_place",
+        "cache_folder",
+        "config",
+        "device",
+        "errors",
+        "layout",
+        "norm",
+    },
     "select": {"select", "kernels", "device", "environ", "errors", "layout", "store"},
     "tune": {
+        "buffer_place",
         "machine_load",
         "timed_outputs",
         "tune",
