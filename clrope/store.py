@@ -51,7 +51,8 @@ class _Contents(msgspec.Struct):
 class Store(Generic[T]):
     """Records of one type by key, in the file `<name>.json`.
 
-    kind:   a dataclass, a msgspec Struct, or dict; a record that does not fit it counts as absent.
+    kind:   a dataclass, a msgspec Struct, or dict; a record that does not fit it counts as absent. Fields of
+            other types are written by their `to_dict` and read by their `from_dict`.
     schema: raise it when the meaning of a record changes.
     most:   records kept; the oldest go first.
     """
@@ -97,7 +98,7 @@ class Store(Generic[T]):
         with locked(self.name):
             entries = list(change(self._load()).items())[-self.most :]
             try:
-                data = msgspec.json.encode(_Contents(self.tag, dict(entries)))
+                data = msgspec.json.encode(_Contents(self.tag, dict(entries)), enc_hook=lambda value: value.to_dict())
                 write_atomically(self.path, msgspec.json.format(data, indent=1).decode())
             except (OSError, RopeError) as error:
                 warn_not_remembered(f"{self.name}.json", error)
@@ -125,11 +126,16 @@ class Store(Generic[T]):
             entry = msgspec.convert(data, _Entry)
             # One from a time to come would be kept as long as the clock was set back.
             if entry.expires is None or entry.written - _AHEAD_S <= time.time() <= entry.expires:
-                return msgspec.convert(entry.record, self.kind)
+                return msgspec.convert(entry.record, self.kind, dec_hook=lambda kind, value: kind.from_dict(value))
         # msgspec up to 0.20: its errors are no ValueErrors, and an integer beyond float64 is a SystemError.
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, SystemError):
             pass
         return None
+
+
+def schema_of(kind: type) -> dict[str, Any]:
+    """Return the JSON schema of a store's records."""
+    return msgspec.json.schema(kind, schema_hook=lambda _: {"type": "object"})
 
 
 class Snapshot(Generic[T]):

@@ -116,8 +116,8 @@ def variant_table(tuning: dict[str, Any]) -> Table:
     for platform, dtype, in_place in VARIANT_COLUMNS:
         (record,) = (
             r for r in records
-            if r["facts"]["platform"] == platform and r["size"] == "large" and r["pairing"] == "neox"
-            and (r["dtype"], r["in_place"]) == (dtype, in_place)
+            if r["facts"]["platform"] == platform
+            and r["key"] == {"dtype": dtype, "pairing": "neox", "in_place": in_place, "size": "large"}
         )  # fmt: skip
         best = [
             max((r["gbs"] for r in record["results"] if r.get("gbs") and is_one(r["variant"])), default=None)

@@ -121,10 +121,7 @@ def _checked(data: Any, path: Path) -> dict[str, Any]:
     if missing:
         raise ConfigError(f"{path}: lacks {', '.join(missing)}")
     for workload in _listed(data, "workloads", path):
-        for entry in _listed(workload, "entries", path):
-            # The name of the field in older results.
-            if "spelling" in entry:
-                entry["variant"] = entry.pop("spelling")
+        _listed(workload, "entries", path)
     return data
 
 

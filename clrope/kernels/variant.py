@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,19 +23,16 @@ if TYPE_CHECKING:
 KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (strided.KERNEL, rows.KERNEL, lanes.KERNEL)}
 
 
-@dataclass(frozen=True, init=False, repr=False)
 class Variant:
     """A kernel and its parameters: `Variant("rows", width=8, store="nontemporal")`; those left out have defaults.
 
     kernel: a name, or a `Kernel` of one's own. Parameters are read as attributes; `clrope tune --parameters` lists
     them.
+    folder: of kernel sources to build from, '' for the package's own: to compare texts. Not part of `to_dict`.
     Raises `ConfigError` for a kernel, a parameter or a value that does not exist.
     """
 
-    implementation: Kernel
-    values: tuple[Any, ...]
-    #: Folder of kernel sources to build from, '' for the package's own: to compare texts. Not part of `to_dict`.
-    folder: str
+    __slots__ = ("folder", "implementation", "values")
 
     def __init__(
         self, kernel: str | Kernel = "rows", *, folder: str | os.PathLike[str] = "", **parameters: Any
@@ -53,9 +50,17 @@ class Variant:
         if parameters:
             allowed = ", ".join(p.name for p in found.parameters) or "none"
             raise ConfigError(f"{min(parameters)}: not a parameter of kernel {found.name!r}, allowed are {allowed}")
-        object.__setattr__(self, "implementation", found)
-        object.__setattr__(self, "values", tuple(values))
-        object.__setattr__(self, "folder", os.fspath(folder))
+        self.implementation, self.values, self.folder = found, tuple(values), os.fspath(folder)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Variant) and self._fields == other._fields
+
+    def __hash__(self) -> int:
+        return hash(self._fields)
+
+    @property
+    def _fields(self) -> tuple[Kernel, tuple[Any, ...], str]:
+        return self.implementation, self.values, self.folder
 
     @property
     def kernel(self) -> str:
@@ -73,7 +78,7 @@ class Variant:
         return str(self.parameters.get("angles", self.implementation.angles))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name in self.__dataclass_fields__:  # while it is copied
+        if name.startswith("_") or name in self.__slots__:  # while it is copied
             raise AttributeError(name)
         if name in self.parameters:
             return self.parameters[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import lzma
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,11 @@ from ..strict_json import parse_json
 from .file_shapes import BenchShape, FleetShape, TuneShape, VerifyShape
 
 VERIFY_SCHEMA = "clrope.verify/1"
-#: The second is the form before: `outcomes` for `results`.
-TUNE_SCHEMA, OLD_TUNE_SCHEMA = "clrope.tune/2", "clrope.tune/1"
+TUNE_SCHEMA = "clrope.tune/2"
 #: What `clrope tune` remembers: `tuning.json`.
-TUNING_SCHEMA = "clrope.tuning/5"
+TUNING_SCHEMA = "clrope.tuning/6"
 FLEET_SCHEMA = "clrope.fleet/1"
-SCHEMAS = (BENCH_SCHEMA, DEVICE_SCHEMA, VERIFY_SCHEMA, TUNE_SCHEMA, OLD_TUNE_SCHEMA, TUNING_SCHEMA, FLEET_SCHEMA)
+SCHEMAS = (BENCH_SCHEMA, DEVICE_SCHEMA, VERIFY_SCHEMA, TUNE_SCHEMA, TUNING_SCHEMA, FLEET_SCHEMA)
 #: No file of the package is larger.
 LARGEST_FILE = 256 << 20
 
@@ -91,9 +90,8 @@ def _take(data: Any, path: Path, origin: str, found: ReportInput) -> None:
         _check(data, VerifyShape, path)
         found.verifications.append(data)
         found.verify_origins.append(origin)
-    elif schema in (TUNE_SCHEMA, OLD_TUNE_SCHEMA, TUNING_SCHEMA):
+    elif schema in (TUNE_SCHEMA, TUNING_SCHEMA):
         tuning = _of_memory(data, path) if schema == TUNING_SCHEMA else data
-        tuning = _modern_tuning(tuning) if schema == OLD_TUNE_SCHEMA else tuning
         _check(tuning, TuneShape, path)
         found.tunings.append(tuning)
         found.tune_origins.append(origin)
@@ -104,14 +102,13 @@ def _take(data: Any, path: Path, origin: str, found: ReportInput) -> None:
 
 
 def _take_benches(results: Sequence[Any], path: Path, origin: str, found: ReportInput) -> None:
-    modern = [_modern_bench(result) for result in results]
-    for result in modern:
+    for result in results:
         if not isinstance(result, dict) or result.get("schema") != BENCH_SCHEMA:
             raise ConfigError(f"{path}: holds a result that is none of {BENCH_SCHEMA}")
         _check(result, BenchShape, path)
     # All of a file, or nothing.
-    found.benches += [{"processes": [], "peers": {}, **result} for result in modern]
-    found.origins += [origin] * len(modern)
+    found.benches += [{"processes": [], "peers": {}, **result} for result in results]
+    found.origins += [origin] * len(results)
 
 
 def _take_fleet(data: dict[str, Any], path: Path, origin: str, found: ReportInput) -> None:
@@ -146,32 +143,6 @@ def _loaded(path: Path) -> Any:
         raise ConfigError(f"{path}: holds no {kind}: {error}") from error
 
 
-def _modern_bench(result: Any) -> Any:
-    """Return a result with the present name of a field: it was `spelling`, and is `variant`."""
-    workloads = result.get("workloads") if isinstance(result, dict) else None
-    if not isinstance(workloads, list):
-        return result
-    return result | {"workloads": [_renamed_in(w, "entries", {"spelling": "variant"}) for w in workloads]}
-
-
-def _modern_tuning(data: dict[str, Any]) -> dict[str, Any]:
-    def record(old: Any) -> Any:
-        names = {"outcomes": "results", "judged_by": "checked_against"}
-        return _renamed_in(_renamed(old, names), "results", {"spelling": "variant"})
-
-    devices = data.get("devices")
-    if not isinstance(devices, list):
-        return data
-    return data | {
-        "devices": [
-            d | {"records": list(map(record, d["records"]))}
-            if isinstance(d, dict) and isinstance(d.get("records"), list)
-            else d
-            for d in devices
-        ]
-    }
-
-
 def _of_memory(data: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return what `tuning.json` remembers in the form of `clrope tune --json`."""
     entries = data.get("entries")
@@ -180,19 +151,9 @@ def _of_memory(data: dict[str, Any], path: Path) -> dict[str, Any]:
     devices: dict[str, list[Any]] = {}
     for entry in entries.values():
         record = entry.get("record") if isinstance(entry, dict) else None
-        if not isinstance(record, dict):
+        key = record.get("key") if isinstance(record, dict) else None
+        if not isinstance(record, dict) or not isinstance(key, dict):
             raise ConfigError(f"{path}: holds an entry without a record")
-        name = " | ".join(str(record[key]) for key in ("device", "cpu") if record.get(key))
-        devices.setdefault(name, []).append(record)
+        name = " | ".join(str(record[field]) for field in ("device", "cpu") if record.get(field))
+        devices.setdefault(name, []).append({**record, **key})
     return {"schema": TUNE_SCHEMA, "devices": [{"device": d, "records": r} for d, r in devices.items()]}
-
-
-def _renamed(data: Any, names: Mapping[str, str]) -> Any:
-    return {names.get(key, key): value for key, value in data.items()} if isinstance(data, dict) else data
-
-
-def _renamed_in(data: Any, where: str, names: Mapping[str, str]) -> Any:
-    """Return an object whose list `where` has objects with other names of fields."""
-    if not isinstance(data, dict) or not isinstance(data.get(where), list):
-        return data
-    return data | {where: [_renamed(item, names) for item in data[where]]}

@@ -10,20 +10,17 @@ import hashlib
 import platform
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ..device.info import cpu_key
-from ..errors import ConfigError
 from ..kernels.problem import Pairing
 from ..kernels.source import kernel_hash
 from ..kernels.variant import KERNELS, Variant
-from ..store import Snapshot, Store
-from .records import SIZES, KeptRecord, TuningKey, TuningRecord
+from ..store import Snapshot, Store, schema_of
+from .records import SIZES, TuningKey, TuningRecord
 
 if TYPE_CHECKING:
     from ..device import DeviceInfo
@@ -32,7 +29,8 @@ if TYPE_CHECKING:
 MOST_RECORDS = 576
 
 
-class DeviceFacts(msgspec.Struct):
+@dataclass(frozen=True)
+class DeviceFacts:
     """What the families of `defaults.json` are matched by."""
 
     kind: str
@@ -44,7 +42,8 @@ class DeviceFacts(msgspec.Struct):
     arch: str
 
 
-class Entry(KeptRecord, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class Entry(TuningRecord):
     """A record with where it was made. device: `DeviceInfo.key`."""
 
     device: str
@@ -52,7 +51,7 @@ class Entry(KeptRecord, kw_only=True):
     facts: DeviceFacts
 
 
-_store = Store("tuning", Entry, schema=5, most=MOST_RECORDS)
+_store = Store("tuning", Entry, schema=6, most=MOST_RECORDS)
 _snapshot = Snapshot(_store)
 
 
@@ -94,7 +93,7 @@ def known(device: DeviceInfo, dtype: str, pairing: Pairing) -> Known:
 def _look_up(_generation: object, _kernels: str, device: DeviceInfo, dtype: str, pairing: Pairing) -> Known:
     entries, found = _snapshot.records(), []
     for key in tuning_keys(dtype, pairing) if entries else ():
-        record = sound_record(entries.get(record_name(device, key)))
+        record = entries.get(record_name(device, key))
         if record is not None and record.key == key:
             found.append(record)
     return Known(tuple(found))
@@ -107,9 +106,8 @@ def tuning_keys(dtype: str, pairing: Pairing) -> list[TuningKey]:
 
 def save(device: DeviceInfo, records: Iterable[TuningRecord]) -> None:
     """Remember records, in the place of earlier ones for the same keys; without a writable cache, do nothing."""
-    origin = {"device": device.key, "cpu": _cpu(), "facts": device_facts(device)}
-    kept = [replace(r, written=time.time()) for r in records]
-    _store.put_all({record_name(device, r.key): msgspec.convert({**origin, **r.to_dict()}, Entry) for r in kept})
+    origin = {"device": device.key, "cpu": _cpu(), "facts": DeviceFacts(**device_facts(device)), "written": time.time()}
+    _store.put_all({record_name(device, r.key): Entry(**{**vars(r), **origin}) for r in records})
     reread()
 
 
@@ -143,14 +141,6 @@ def device_facts(device: DeviceInfo) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def sound_record(entry: Entry | None) -> TuningRecord | None:
-    """Return the record of an entry; None if there is none, or if a variant of it does not exist."""
-    try:
-        return None if entry is None else TuningRecord.of(entry)
-    except ConfigError:
-        return None
-
-
 def entries(path: str) -> dict[str, Entry]:
     """Return the sound entries of a file by name; `ValueError` for a file without any."""
     found = _store.read(Path(path))
@@ -163,5 +153,5 @@ def schema() -> dict[str, Any]:
     """Return the JSON schema of the file's entries."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema", "$id": _store.tag,
-        "title": "A record of tuning.json in clrope's cache directory", **msgspec.json.schema(Entry),
+        "title": "A record of tuning.json in clrope's cache directory", **schema_of(Entry),
     }  # fmt: skip

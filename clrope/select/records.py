@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -19,35 +19,7 @@ BROKEN: frozenset[OutcomeKind] = frozenset({"build_error", "crash", "timeout", "
 #: By where the tensors of a call are: in a core's own cache, in one that cores share, in memory.
 SizeClass = Literal["small", "medium", "large"]
 SIZES: tuple[SizeClass, ...] = get_args(SizeClass)
-
-
-class KeptResult(msgspec.Struct):
-    """A `VariantResult` as files have it. variant: as `Variant.to_dict` writes it."""
-
-    variant: dict[str, str | int | bool]
-    outcome: OutcomeKind
-    reason: str
-    log: str
-    seconds: Annotated[float, msgspec.Meta(gt=0)] | None
-    gbs: Annotated[float, msgspec.Meta(ge=0)] | None
-
-
-class KeptRecord(msgspec.Struct):
-    """A `TuningRecord` as `to_dict` writes it; see there."""
-
-    dtype: str
-    pairing: Pairing
-    in_place: bool
-    size: SizeClass
-    nbytes: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
-    ceiling_gbs: float | None
-    checked_against: Literal["emulation", "strided"]
-    seed: Annotated[int, msgspec.Meta(ge=0)]
-    written: float
-    winner: dict[str, str | int | bool] | None
-    results: list[KeptResult]
-    gain: float | None = None
-    busy: float | None = None
+CheckedAgainst = Literal["emulation", "strided"]
 
 
 @dataclass(frozen=True)
@@ -75,8 +47,8 @@ class VariantResult:
     outcome: OutcomeKind
     reason: str = ""
     log: str = ""
-    seconds: float | None = None
-    gbs: float | None = None
+    seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    gbs: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
     @property
     def broken(self) -> bool:
@@ -100,10 +72,10 @@ class TuningRecord:
 
     key: TuningKey
     results: tuple[VariantResult, ...]
-    nbytes: int
+    nbytes: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
     ceiling_gbs: float | None = None
-    checked_against: str = "emulation"
-    seed: int = 0
+    checked_against: CheckedAgainst = "emulation"
+    seed: Annotated[int, msgspec.Meta(ge=0)] = 0
     written: float = 0.0
     gain: float | None = None
     busy: float | None = None
@@ -115,19 +87,7 @@ class TuningRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
-        out = {**vars(self.key), **vars(self)}
+        out = vars(self.key) | {field.name: getattr(self, field.name) for field in fields(TuningRecord)}
         del out["key"]
-        winner = self.winner
-        return {**out, "winner": winner.to_dict() if winner else None, "results": [o.to_dict() for o in self.results]}
-
-    @classmethod
-    def of(cls, kept: KeptRecord) -> TuningRecord:
-        """Return the record of what a file has; `ConfigError` for variants that do not exist."""
-        return cls(
-            TuningKey(kept.dtype, kept.pairing, kept.in_place, kept.size),
-            tuple(
-                VariantResult(Variant.from_dict(o.variant), o.outcome, o.reason, o.log, o.seconds, o.gbs)
-                for o in kept.results
-            ),
-            kept.nbytes, kept.ceiling_gbs, kept.checked_against, kept.seed, kept.written, kept.gain, kept.busy,
-        )  # fmt: skip
+        winner = self.winner.to_dict() if self.winner else None
+        return {**out, "winner": winner, "results": [o.to_dict() for o in self.results]}

@@ -23,7 +23,7 @@ from ..kernels.variant import STRIDED, Variant, candidates
 from ..machine_load import BUSY, OthersLoad
 from ..select import database
 from ..select.defaults import default_for
-from ..select.records import OutcomeKind, SizeClass, TuningKey, TuningRecord, VariantResult
+from ..select.records import CheckedAgainst, OutcomeKind, SizeClass, TuningKey, TuningRecord, VariantResult
 from .winners import TuningReport, decided, with_winner
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class _Group:
     sources: dict[Variant, str]
     seed: int
     ceiling: bool = True
-    checked_against: str = "emulation"
+    checked_against: CheckedAgainst = "emulation"
     errors: list[str] = field(default_factory=list)
     #: What failed, by the variant's number; and what is right.
     failed: dict[int, VariantResult] = field(default_factory=dict)

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-import msgspec
-
 from ..errors import ConfigError
 from ..kernels.variant import Variant
 from ..select import database
@@ -31,13 +29,13 @@ def merged_defaults(paths: Sequence[str]) -> dict[str, Any]:
         except ValueError as error:
             raise ConfigError(str(error)) from None
         for entry in entries:
-            facts, record = msgspec.to_builtins(entry.facts), database.sound_record(entry)
+            facts = vars(entry.facts)
             family = family_of(facts, data["families"])
             if family is None:
                 family = f"{facts['platform']} {facts['name']}"
                 data["families"][family] = _exactly(facts)
-            if record is not None and record.winner is not None:
-                found.setdefault((family, record.key), []).append((f"{entry.cpu}; {entry.device}", record))
+            if entry.winner is not None:
+                found.setdefault((family, entry.key), []).append((f"{entry.cpu}; {entry.device}", entry))
     rows = []
     for (family, key), records in found.items():
         variant = _least_loss([record for _, record in records])

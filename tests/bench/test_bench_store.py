@@ -131,24 +131,6 @@ def test_a_single_result_is_read_as_well(tmp_path):
     assert results.read_all(tmp_path / "r.json") == [made_up()]
 
 
-def test_older_results_are_read(tmp_path):
-    """The field `variant` had another name, and calls had no rounds of their own."""
-    old = made_up()
-    for w in old["workloads"]:
-        for key in ("calls", "layers"):
-            del w[key]
-        for e in w["entries"]:
-            if "variant" in e:
-                e["spelling"] = e.pop("variant")
-    results.write(old, tmp_path / "r.json")
-    assert "spelling" in (tmp_path / "r.json").read_text()
-    assert acceptance.check(results.read_all(tmp_path / "r.json")) == acceptance.check([made_up()])
-    ceiling = next(
-        e for e in results.read_all(tmp_path / "r.json")[0]["workloads"][0]["entries"] if e["kind"] == "ceiling"
-    )
-    assert ceiling["variant"] == "copy vector8 4 KiB"
-
-
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("path", KEPT, ids=lambda p: p.stem)
 def test_kept_results_are_what_the_schema_says(path):

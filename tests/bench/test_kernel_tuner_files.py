@@ -3,7 +3,6 @@
 import json
 from typing import get_args
 
-import msgspec
 import pytest
 from made_up_results import made_up
 
@@ -23,7 +22,7 @@ from clrope.benchmark.kernel_tuner_files import (
 from clrope.benchmark.workloads import select
 from clrope.errors import RopeError
 from clrope.kernels.variant import STRIDED
-from clrope.select.records import OUTCOMES, KeptRecord, TuningKey, TuningRecord, VariantResult
+from clrope.select.records import OUTCOMES, TuningKey, TuningRecord, VariantResult
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +56,16 @@ def bench_result():
     return result
 
 
-def tune_report():
+def tuning_record():
     key = TuningKey("f16", "neox", False, "large")
     tried = tuple(VariantResult(STRIDED, outcome, "why", "log") for outcome in OUTCOMES)
     right = VariantResult(STRIDED, "ok", seconds=0.002, gbs=20.0)
-    record = TuningRecord(key, (right, *tried), 64 << 20, ceiling_gbs=25.0)
-    return {"devices": [{"device": "key", "index": "0:0", "records": [record.to_dict()], "left": [], "errors": []}]}
+    return TuningRecord(key, (right, *tried), 64 << 20, ceiling_gbs=25.0)
+
+
+def tune_report():
+    records = [tuning_record().to_dict()]
+    return {"devices": [{"device": "key", "index": "0:0", "records": records, "left": [], "errors": []}]}
 
 
 def lab_report():
@@ -166,8 +169,7 @@ def test_clrope_tune_writes_them(device, validate, tmp_path, monkeypatch):
     from clrope.cli.main import app
     from clrope.tune.winners import TuningReport
 
-    (told,) = tune_report()["devices"]
-    report = TuningReport("key", [TuningRecord.of(msgspec.convert(told["records"][0], KeptRecord))])
+    report = TuningReport("key", [tuning_record()])
     monkeypatch.setattr(tune, "_tuned", lambda *_: report)
     words = ["tune", "--device", device.index, "--t4", str(tmp_path / "t4"), "--json"]
     done = CliRunner().invoke(app, words, catch_exceptions=False)

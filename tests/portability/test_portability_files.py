@@ -1,4 +1,4 @@
-"""Reading of files: every kind, older forms, damaged and foreign ones."""
+"""Reading of files: every kind, damaged and foreign ones."""
 
 import copy
 import json
@@ -47,41 +47,10 @@ def test_files_of_one_name_are_told_apart(put, tmp_path):
     assert read_files([*names, names[0]]).origins == [names[0], names[1], "c.json"]
 
 
-def old_bench():
-    """A result of the form before: `spelling` for `variant`, no turns, no number of rounds of peers."""
-    result = copy.deepcopy(small())
-    for workload in result["workloads"]:
-        for entry in workload["entries"]:
-            if "variant" in entry:
-                entry["spelling"] = entry.pop("variant")
-    return result
-
-
-def old_tuning():
-    """A report of the form before: `outcomes`, `judged_by` and `trouble`."""
-    data = copy.deepcopy(tuning())
-    data["schema"] = "clrope.tune/1"
-    for device in data["devices"]:
-        device["trouble"] = device.pop("errors")
-        for record in device["records"]:
-            record["outcomes"], record["judged_by"] = record.pop("results"), record.pop("checked_against")
-            for outcome in record["outcomes"]:
-                outcome["spelling"] = outcome.pop("variant")
-    return data
-
-
-def test_the_schemas_before_are_read(put):
-    old, new = read_files([put("o.json", old_bench())]), read_files([put("n.json", small())])
-    assert old.unread == []
-    assert old.benches == new.benches
-    olds, news = read_files([put("ot.json", old_tuning())]), read_files([put("nt.json", tuning())])
-    assert olds.unread == []
-    assert [k.variants for k in tried_keys(olds)] == [k.variants for k in tried_keys(news)]
-
-
 def test_what_tuning_remembers_is_read(put):
     record = tuning()["devices"][0]["records"][0] | {"device": "Portable Computing Language | A | 1", "cpu": "C"}
-    found = read_files([put("tuning.json", {"schema": "clrope.tuning/5", "entries": {"key": {"record": record}}})])
+    record["key"] = {field: record.pop(field) for field in ("dtype", "pairing", "in_place", "size")}
+    found = read_files([put("tuning.json", {"schema": "clrope.tuning/6", "entries": {"key": {"record": record}}})])
     assert found.unread == []
     (key,) = tried_keys(found)
     assert key.name == "pocl · f32 neox out of place large"
@@ -123,7 +92,7 @@ FOREIGN = {
     "deep": ("[" * 200_000, "holds no JSON"),
     "verify": (verification() | {"bits": None}, "is no such result: .*bits"),
     "tune": (tuning() | {"devices": [{"device": "d"}]}, "is no such result: .*records"),
-    "memory": ({"schema": "clrope.tuning/5", "entries": {"k": 1}}, "holds an entry without a record"),
+    "memory": ({"schema": "clrope.tuning/6", "entries": {"k": 1}}, "holds an entry without a record"),
     "fleet": (fleet(results=[small()]), "with a worker"),
     "fleet in a fleet": (fleet(results=[fleet() | {"worker": "w"}]), "with a worker"),
     "summary": (
