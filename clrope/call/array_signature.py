@@ -42,28 +42,31 @@ def _opencl_types() -> tuple[Any, Any, Any]:
 
 
 def _describe(array: Any, types: tuple[Any, Any, Any]) -> tuple[tuple[Any, ...], Any] | None:
-    """Return (all that a call depends on, its memory for `Runner.bind`); None if a closer look is needed."""
+    """Return (all that a call depends on, its memory for `Runner.bind`); None if a closer look is needed.
+
+    The shape comes first: torch makes a new one whenever it is asked for.
+    """
     kind = type(array)
     svm, opencl_array, not_whole = types
     if kind is np.ndarray:
         try:
             # Five times as quick as `array.ctypes`, where the memory is contiguous and may be written.
             memory = svm(array)
-            return (array.dtype, array.shape, array.strides, _ALIGNMENTS[memory.svm_ptr & 63]), memory
+            return (array.shape, array.dtype, array.strides, _ALIGNMENTS[memory.svm_ptr & 63]), memory
         except not_whole:
             address = array.__array_interface__["data"][0]
-            key = array.dtype, array.shape, array.strides, _ALIGNMENTS[address & 63], array.flags.writeable
+            key = array.shape, array.dtype, array.strides, _ALIGNMENTS[address & 63], array.flags.writeable
             return key, svm(byte_at(address))
     if kind is opencl_array:
         if array.offset % array.dtype.itemsize:
             return None
         alignment = gcd(buffer_place(array.base_data).alignment, array.offset)
-        return ("opencl", array.dtype, array.shape, array.strides, array.allocator is None, alignment), array
+        return (array.shape, "opencl", array.dtype, array.strides, array.allocator is None, alignment), array
     torch = sys.modules.get("torch")
     if torch is not None and kind is torch.Tensor:
         address = tensor_address(array)
         if address:
-            key = "torch", array.dtype, array.shape, array.stride(), _ALIGNMENTS[address & 63]
+            key = array.shape, "torch", array.dtype, array.stride(), _ALIGNMENTS[address & 63]
             return key, svm(byte_at(address))
     return None
 
@@ -98,7 +101,7 @@ def signature(
             memories.append(memories[-1])
         else:
             described = _describe(a, types)
-            if described is None or 0 in a.shape or (type(a) is opencl_array) is on_host:
+            if described is None or 0 in described[0][0] or (type(a) is opencl_array) is on_host:
                 return None
             key.append(described[0])
             memories.append(described[1])
