@@ -13,7 +13,7 @@ from ..kernels.kernel import Kernel
 from ..kernels.problem import Problem
 from ..kernels.variant import STRIDED, Variant
 from . import database
-from .defaults import default_for, safe_variant, size_class
+from .defaults import default_for, norm_width, safe_variant, size_class
 from .records import SizeClass, TuningKey
 
 if TYPE_CHECKING:
@@ -47,11 +47,13 @@ def select(device: DeviceInfo, problem: Problem, nbytes: int, preferred: Variant
 def like_rotation(device: DeviceInfo, problem: Problem, nbytes: int, kernel: Kernel) -> Variant:
     """Return a kernel with the vectors, stores and angles that are best for a problem's rotation alone.
 
-    A norm has wide vectors: its rotation waits for memory with short ones, too.
+    A norm has vectors of its own width, and computes exact angles, which was never slower.
     """
     values = select(device, replace(problem, norm=None, slots=None), nbytes).parameters
     if problem.norm is not None and device.kind == "cpu" and values.get("access") == "clang":
-        values["width"] = 8 if problem.dtype == "f64" else 16
+        values["width"] = norm_width(device, problem.dtype)
+        if problem.angles.exact and not problem.angles.sections:
+            values["angles"] = "fused"
     return Variant(kernel, **{p.name: values[p.name] for p in kernel.parameters if p.name in values})
 
 

@@ -1,8 +1,8 @@
 """The variant for a device that was not tuned, from `defaults.json`: good from the first call, and only what was tried.
 
 The file is data: device families (patterns over a device's facts, the first that matches counts), limits of the size
-classes, and rows of (family, tuning keys, variant, where that was measured), of which again the first that matches
-counts. `clrope tune --write-defaults` writes it.
+classes, widths of norms, and rows of (family, tuning keys, variant, where that was measured), of which again the first
+that matches counts. `clrope tune --write-defaults` writes it.
 """
 
 from __future__ import annotations
@@ -79,6 +79,13 @@ def medium_bytes(device: DeviceInfo) -> int:
     facts = device_facts(device)
     rows = table()["size_classes"]["medium"]
     return int(next(row["bytes"] for row in rows if matches(row["device"], facts)))
+
+
+def norm_width(device: DeviceInfo, dtype: str) -> int:
+    """Return the elements of the vectors of a norm on a CPU: wide ones, as it computes more than a rotation."""
+    facts = device_facts(device)
+    rows = (row for row in table()["norm_widths"] if dtype in row.get("dtype", [dtype]))
+    return int(next(row["width"] for row in rows if matches(row["device"], facts)))
 
 
 def safe_variant(kind: str, dtype: str) -> Variant:
