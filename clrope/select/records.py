@@ -20,6 +20,8 @@ BROKEN: frozenset[OutcomeKind] = frozenset({"build_error", "crash", "timeout", "
 SizeClass = Literal["small", "medium", "large"]
 SIZES: tuple[SizeClass, ...] = get_args(SizeClass)
 CheckedAgainst = Literal["emulation", "strided"]
+#: A float that is not negative. msgspec before 0.22 reads a number beyond float64 as -1.
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class VariantResult:
     reason: str = ""
     log: str = ""
     seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    gbs: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    gbs: NotNegative | None = None
 
     @property
     def broken(self) -> bool:
@@ -73,12 +75,12 @@ class TuningRecord:
     key: TuningKey
     results: tuple[VariantResult, ...]
     nbytes: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
-    ceiling_gbs: float | None = None
+    ceiling_gbs: NotNegative | None = None
     checked_against: CheckedAgainst = "emulation"
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
-    written: float = 0.0
-    gain: float | None = None
-    busy: float | None = None
+    written: NotNegative = 0.0
+    gain: NotNegative | None = None
+    busy: NotNegative | None = None
 
     @property
     def winner(self) -> Variant | None:
