@@ -47,7 +47,7 @@ def select(device: DeviceInfo, problem: Problem, nbytes: int, preferred: Variant
 def like_rotation(device: DeviceInfo, problem: Problem, nbytes: int, kernel: Kernel) -> Variant:
     """Return a kernel with the vectors, stores and angles that are best for a problem's rotation alone.
 
-    A norm has vectors of its own width, and computes exact angles, which was never slower.
+    A norm has vectors of its own width, and computes exact angles: never slower where it was measured.
     """
     values = select(device, replace(problem, norm=None, slots=None), nbytes).parameters
     if problem.norm is not None and device.kind == "cpu" and values.get("access") == "clang":

@@ -119,7 +119,7 @@ def test_a_file_from_elsewhere(cpu: clrope.DeviceInfo, cache: Path, tmp_path: Pa
     assert vars(entry.facts) == database.device_facts(cpu)
     assert (entry.cpu, entry.device) == (cpu_key(), cpu.key)
     assert (entry.facts.vendor, entry.facts.driver) == (cpu.vendor, cpu.driver_version)
-    assert entry.to_dict() == {**entry.to_dict(), **replace(record(), written=entry.written).to_dict()}
+    assert entry.to_dict() == replace(record(), written=entry.written).to_dict()
     assert entry.written > 0
 
 

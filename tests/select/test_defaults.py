@@ -20,6 +20,7 @@ from clrope.device.info import DeviceInfo
 from clrope.kernels.problem import AngleForm, Pairing, PairLayout, Problem
 from clrope.kernels.variant import STRIDED, Variant, candidates
 from clrope.layout import DTYPES, TensorView
+from clrope.norm import NormForm
 from clrope.select import database, defaults
 from clrope.select.choice import select
 from clrope.select.defaults import default_for, safe_variant
@@ -77,6 +78,20 @@ def test_a_decode_step_needs_no_table(cpu: DeviceInfo, cache: Path) -> None:
     at = small(whole, 128, exact=True)
     assert select(target, at, 4 << 20).angles == "fused"
     assert select(target, at, 64 << 20).angles == "cached"
+
+
+@pytest.mark.parametrize(
+    ("platform", "float_width", "dtype", "width"),
+    [(INTEL, 8, "f32", 8), (INTEL, 16, "f32", 16), (INTEL, 8, "f16", 16), (POCL, 8, "f32", 16), (INTEL, 16, "f64", 8)],
+)
+def test_a_norm_has_a_width_of_its_own_and_computes_angles(
+    cpu: DeviceInfo, cache: Path, platform: str, float_width: int, dtype: str, width: int
+) -> None:
+    target = machine(cpu, float_width, platform=platform, kind="cpu", driver_version="3.1", name="AMD X")
+    at = small(clrope.RopeConfig("neox", 128), 128, exact=True)
+    normed = replace(at, dtype=dtype, norm=NormForm("head", "before", "once", 1e-6, 128))
+    variant = select(target, normed, 64 << 20)
+    assert (variant.kernel, variant.width, variant.angles) == ("norm_rows", width, "fused")
 
 
 def test_each_row_says_where_it_comes_from() -> None:
