@@ -248,7 +248,8 @@ def test_seeds_draw_every_case() -> None:
     draws = [Draw(seed) for seed in range(60)]
     typed = {draw.of_type("modes", "layouts") for draw in draws}
     assert len(typed) == len(TYPES)
-    small = [{draw.small(name) for draw in draws} for name in ("modes", "interop", "ggml", "fusion", "models")]
+    names = ("modes", "interop", "ggml", "fusion", "models", "types", "layouts")
+    small = [{draw.small(name) for draw in draws} for name in names]
     for parts in (typed, *small):
         for name in next(iter(parts)).suites:
             labels = [case.label for case in suites()[name].cases()]
