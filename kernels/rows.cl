@@ -20,9 +20,6 @@
 #include "storage.clh"
 #include "angles.clh"
 
-// Loops are unrolled, and min and max avoided in them: some drivers call those.
-#define UNROLL __attribute__((opencl_unroll_hint(8)))
-
 enum {
   ROUND = NEIGHBOURS ? W : 2 * W,   // pairs that are rotated at once: vectors of 2 * W elements
   ROUNDED = PAIRS / ROUND * ROUND,  // pairs of whole rounds

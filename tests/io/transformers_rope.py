@@ -20,6 +20,8 @@ with warnings.catch_warnings():
     pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers", minversion="5.0")
     transformers.logging.set_verbosity_error()
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
     sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
     from tools.transformers_models import ADJUST, WITHOUT_PARAMETERS, Probe, families, pairing, row, tables
 
@@ -52,7 +54,7 @@ OWN_SIZES |= {"zamba2", "cosmos3_edge_text"}
 HEAD = {"head_dim": 128}
 MODELS: dict[str, ModelKind] = dict(table().models)
 #: Model types with `rope_parameters` that the installed version has.
-WITH_PARAMETERS = sorted((MODELS.keys() & families().keys()) - WITHOUT_PARAMETERS.keys())
+WITH_PARAMETERS = sorted((MODELS.keys() & CONFIG_MAPPING_NAMES.keys()) - WITHOUT_PARAMETERS.keys())
 
 
 def build(model_type: str, **options: Any) -> Any:

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from clrope.suite.registry import suites
 
@@ -31,6 +32,9 @@ class Run(NamedTuple):
 
 SHORT = Run(("seed", "types"))
 TYPES = ("f32", "f16", "bf16", "f64")
+#: Suites with the most programs: one of them is run in full, on one of two devices.
+LONG = ("modes", "fusion", "models")
+T = TypeVar("T")
 _PART = re.compile(r"^\w+\(|\btype=\w+,|\bmode=\d+[,)]|\b(?:multi_add|set_rows)=\d,|\bhead_dim=\d+")
 
 
@@ -54,6 +58,16 @@ class Draw:
     def small(self, suite: str) -> Run:
         """Return the cases of one operator, type and mode."""
         return Run((suite,), "" if self.everything else _parts(suite)[self.seed % len(_parts(suite))])
+
+    def turn(self, *choices: T) -> T:
+        """Return one of these, whichever parts are drawn."""
+        return choices[(self.seed >> 16) % len(choices)]
+
+    def long(self, device: str) -> tuple[Run, ...]:
+        """Return what a device runs of the long suites."""
+        whole = self.turn(*product(LONG, ("pocl", "intel")))
+        parts = {name: self.small(name) for name in LONG} | {"modes": self.of_type("modes")}
+        return tuple(Run((name,)) if whole == (name, device) else part for name, part in parts.items())
 
 
 @dataclass(frozen=True)
@@ -128,11 +142,11 @@ def arm64(folder: Path | None, draw: Draw) -> Driver:
     if folder is None or not (folder / "clrope").is_dir():
         return Driver(ARM64, "pocl", absent=f".ci/arm64_chroot {folder or 'FOLDER'}; --arm64 {folder or 'FOLDER'}")
     # What a device computes the suites compare; the tests are of NumPy's arithmetic there.
-    tests = ("tests/test_angles.py", "tests/test_reference.py", "tests/golden/test_golden.py")
+    tests = ("tests/golden/test_golden.py", draw.turn("tests/test_angles.py", "tests/test_reference.py"))
     return Driver(
         ARM64, "pocl", {"CLROPE_PROBE_TIMEOUT": "600"},
         python=(str(CHROOT), str(folder.resolve()), "python3"),
-        runs=(Run(("seed",)), draw.small("modes" if draw.seed % 2 else "types")), tests=tests, patience=1800,
+        runs=(Run(("seed",)), draw.small(draw.turn("modes", "types"))), tests=tests, patience=1800,
     )  # fmt: skip
 
 
@@ -184,7 +198,7 @@ def drivers(root: Path, chroot: Path | None, layer: Path | None, draw: Draw) -> 
 
     root: where Debian's packages are unpacked. chroot: made by `CHROOT`. layer: the library of `fault_layer.c`.
     """
-    quick = Run((*SHORT.suites, "layouts", "modes"))
+    quick = Run((*SHORT.suites, "layouts"))
     layouts, fused = draw.of_type("layouts"), (draw.small("fusion"), draw.small("models"))
     interop, ggml = draw.small("interop"), draw.small("ggml")
     few = SHORT, layouts, draw.small("modes"), *fused, interop
@@ -192,17 +206,15 @@ def drivers(root: Path, chroot: Path | None, layer: Path | None, draw: Draw) -> 
     pocl = of_pip("pocl-binary-distribution", "libpocl*.so", "PyPI PoCL", "pocl")
     rusticl = of_debian(root, "mesa-opencl-icd", "**/libRusticlOpenCL.so.1", "rusticl, llvmpipe", "rusticl")
     # It takes seconds to compile one of the models. Whatever was drawn: it ends loops after 65535 rounds.
-    small = (*map(draw.small, ("types", "layouts", "modes", "fusion")), Run(("modes",), "70000"))
+    two = draw.turn(("types", "modes"), ("layouts", "fusion"))
+    small = (*map(draw.small, two), Run(("modes",), "70000"))
     yield with_variables(replace(rusticl, runs=(Run(("seed",)), *small)), RUSTICL_ENABLE="llvmpipe")
     emulated = arm64(chroot, draw)
     yield replace(emulated, tests=())
     if not emulated.absent:
         yield replace(emulated, runs=())  # at the same time
-    # All norms and caches, or all models, on one of these two in turn: they have the most programs.
-    whole = (Run(("fusion",)), fused[1]) if draw.seed % 4 < 2 else (fused[0], Run(("models",)))
-    parts = (whole, fused) if draw.seed % 2 else (fused, whole)
-    yield replace(pocl, runs=(quick, interop, ggml, *parts[0]))
-    yield replace(intel, runs=(quick, interop, ggml, *parts[1]))
+    yield replace(pocl, runs=(quick, interop, ggml, *draw.long("pocl")))
+    yield replace(intel, runs=(quick, interop, ggml, *draw.long("intel")))
     debian = of_debian(root, "pocl-opencl-icd", "**/libpocl.so.2", "Debian PoCL", "pocl")
     yield replace(debian, runs=(*few, ggml))
     yield replace(fpga_emulator(), runs=(SHORT, draw.of_type("layouts", "modes"), *fused))

@@ -14,7 +14,7 @@ import device_matrix
 import drivers
 import pytest
 from device_matrix import Row, compare_bits, found_by_simulator, missed_by_simulator, print_table, read, read_tests
-from drivers import TYPES, Draw, Driver, Run
+from drivers import LONG, TYPES, Draw, Driver, Run
 from expected_failures import EXPECTED_FAILURES, KNOWN, ExpectedFailure, expected_case
 from rich.console import Console
 
@@ -257,6 +257,9 @@ def test_seeds_draw_every_case() -> None:
             assert all(counts)
             assert sum(counts) == len(labels)
             assert parts not in small[:2] or max(counts) < 60
+    turns = [Draw(seed << 16) for seed in range(12)]
+    for device in ("pocl", "intel"):
+        assert {run for draw in turns for run in draw.long(device) if not run.words} == {Run((name,)) for name in LONG}
     everything = Draw(1, everything=True)
     assert not any(part.words for part in (everything.of_type("modes"), everything.small("ggml")))
 
