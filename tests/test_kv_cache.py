@@ -102,6 +102,7 @@ CASES = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(case[:3]))
 def test_one_launch(
     device: clrope.DeviceInfo, case: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch

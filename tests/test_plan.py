@@ -417,7 +417,7 @@ def reaches(line: int, call: Any) -> bool:
     return False
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("then", ["number", "rows", "other"])
 def test_an_interrupt_at_any_line_leaves_a_plan_whole(
     device: clrope.DeviceInfo, then: str, rng: np.random.Generator

@@ -39,7 +39,7 @@ def test_modes_and_types(device: clrope.DeviceInfo, mode: str, dtype: str, out: 
         run(replace(case, seed=seed + len(shape)), device)
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.one_in(48)
 @pytest.mark.parametrize("n_dims", [2, 4, 6, 14, 16, 30, 32, 34, 62])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("mode", ["normal", "neox", "imrope"])

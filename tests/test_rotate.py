@@ -32,7 +32,7 @@ def wide(table: np.ndarray, dtype: str) -> np.ndarray:
         return table.astype(np.float64 if dtype == "f64" else np.float32)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("out", [None, "in place", "given"])
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("dtype", TYPES)
@@ -158,7 +158,7 @@ def nans(dtype: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("mode", ["normal", "neox"])
-@pytest.mark.parametrize("dtype", [pytest.param(d, marks=[] if d == "bf16" else pytest.mark.one_in(16)) for d in TYPES])
+@pytest.mark.parametrize("dtype", [pytest.param(d, marks=[] if d == "bf16" else pytest.mark.one_in(32)) for d in TYPES])
 def test_nans_of_tables(device: clrope.DeviceInfo, dtype: str, mode: Any, rng: np.random.Generator) -> None:
     """Any NaN as a cos, as a sin and as both makes both elements of its pair NaN, with the defaults of every size."""
     defaults = [default_for(device, TuningKey(dtype, mode, False, size)) for size in SIZES]
@@ -184,7 +184,7 @@ def test_nans_of_tables(device: clrope.DeviceInfo, dtype: str, mode: Any, rng: n
 
 
 @pytest.mark.parametrize("mode", ["normal", "neox"])
-@pytest.mark.parametrize("dtype", [pytest.param(d, marks=[] if d == "bf16" else pytest.mark.one_in(8)) for d in TYPES])
+@pytest.mark.parametrize("dtype", [pytest.param(d, marks=[] if d == "bf16" else pytest.mark.one_in(16)) for d in TYPES])
 def test_nans_of_the_tensor(device: clrope.DeviceInfo, dtype: str, mode: Any, rng: np.random.Generator) -> None:
     """Any NaN in the first, the second or both elements makes both NaN, by tables and by a configuration's angles."""
     some = nans(dtype)

@@ -30,7 +30,7 @@ VIEWS = {
 TYPES = ["f16", "bf16", "f32", "f64"]
 
 
-@pytest.mark.one_in(16)
+@pytest.mark.one_in(32)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", VIEWS)
 def test_input_and_output_views(device: clrope.DeviceInfo, name: str, dtype: str, seed: int) -> None:

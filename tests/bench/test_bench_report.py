@@ -155,7 +155,7 @@ def test_command_report(tmp_path):
     assert "cannot be read" in missing.output
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_command_bench(device, tmp_path):
     listed = invoke("bench", "--list", "--workload", "vision")
     assert listed.exit_code == 0

@@ -35,7 +35,7 @@ def chosen(seed, pytestconfig):
     return found if pytestconfig.getoption("all") else found[rng.integers(6) :: 6]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_every_workload_is_right_on_the_device(device, seed, chosen, tmp_path):
     seen = []
     everything = run(chosen, [device], small(seed=seed, with_peers=False), lambda *args: seen.append(args))

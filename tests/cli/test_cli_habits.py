@@ -175,7 +175,7 @@ SHOWN = (
 )
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.one_in(48)
 @pytest.mark.parametrize(
     ("words", "columns"),
     [
@@ -330,7 +330,7 @@ STOPPED = [
 ]
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
 @pytest.mark.parametrize(("words", "hanging", "number"), STOPPED, ids=[f"{w[0]}-{n.name}" for w, _, n in STOPPED])
 def test_signals_take_child_processes_along(words: list[str], hanging: str, number: signal.Signals) -> None:

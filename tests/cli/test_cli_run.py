@@ -269,7 +269,7 @@ FORMS: dict[str, Any] = {
         ("bnsd", "F", "npz", "npy", np.float32),
     ],
 )
-@pytest.mark.one_in(10)
+@pytest.mark.one_in(20)
 def test_run_in_parts_as_in_one_call(
     form: str, layout: str, order: Any, source: str, output: str, dtype: Any, call: Call, tmp_path: Path,
     rng: np.random.Generator, device: DeviceInfo, monkeypatch: pytest.MonkeyPatch,

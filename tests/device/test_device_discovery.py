@@ -124,7 +124,7 @@ show(said=os.read(read, 1000).decode())
     assert "spawn" in said
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 def test_two_processes_at_once(script: Script, cache: Path) -> None:
     text = """
 import subprocess
@@ -136,7 +136,7 @@ show(n=[int(p.communicate()[0]) for p in both])
     assert got["n"][0] == got["n"][1] >= 1
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_a_spoiled_cache_is_no_error(script: Script, warm: Path, tmp_path: Path) -> None:
     script("listing(); show()", warm)
     for path in warm.glob("*.json"):

@@ -140,7 +140,7 @@ def test_intels_runtime_from_pip_is_visible_with_the_others(script: Script, warm
     assert healthy(late["devices"])
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 def test_the_cache_may_be_deleted_meanwhile(script: Script, warm: Path) -> None:
     text = """
 import shutil

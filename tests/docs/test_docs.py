@@ -168,7 +168,7 @@ def test_the_blocks_of_a_page_run(page: Path) -> None:
     run(page, page.read_text(encoding="utf-8"))
 
 
-@pytest.mark.one_in(16)
+@pytest.mark.one_in(32)
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("page", LONG, ids=lambda page: page.stem)
 def test_the_blocks_of_a_long_page_run(page: Path) -> None:

@@ -23,7 +23,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(built)
 
 
-@pytest.mark.one_in(30)
+@pytest.mark.one_in(60)
 @pytest.mark.parametrize("action", ["fail", "fail on", "late", "late on", "event", "delay"])
 @pytest.mark.parametrize("what", ["one_shot", "plan", "copies", "arrays", "tables", "tuning"])
 def test_calls(device: DeviceInfo, library: Path, what: str, action: str, seed: int) -> None:

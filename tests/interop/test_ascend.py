@@ -72,7 +72,7 @@ def test_one_rounding_for_each_operation(device: clrope.DeviceInfo, rng: np.rand
         assert np.array_equal(call.run(device=device.index), want), call
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("mode", ["half", "interleave", "quarter"])
 def test_in_place_and_out(device: clrope.DeviceInfo, rng: np.random.Generator, mode: str) -> None:
     for call in calls(rng, ("f16", "f32"), (mode,)):

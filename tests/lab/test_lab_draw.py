@@ -104,7 +104,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("drawn")
 
 
-@pytest.mark.one_in(25)
+@pytest.mark.one_in(50)
 @pytest.mark.parametrize("name", WRONG)
 def test_kernels_that_are_wrong_where_two_features_meet(
     device: DeviceInfo, tmp_path: Path, folder: Path, name: str
@@ -162,7 +162,7 @@ def test_every_pair_of_features_is_drawn(folder: Path) -> None:
             assert (one + two).replace("in place", "").startswith("y ")
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_a_seed_decides_what_is_drawn(tmp_path: Path, folder: Path) -> None:
     small, large = drawn(STEPS, folder)
     assert draw(write(tmp_path, STEPS), SEED) == (small, large)
@@ -172,6 +172,7 @@ def test_a_seed_decides_what_is_drawn(tmp_path: Path, folder: Path) -> None:
     assert any(case.ne_a[0] * case.ne_a[1] * case.ne_a[2] * case.ne_a[3] > 1 << 24 for case in large)
 
 
+@pytest.mark.one_in(2)
 def test_the_package_itself_on_drawn_cases(device: DeviceInfo, folder: Path) -> None:
     """Their lines mean the same for `clrope verify`."""
     for case in drawn(PLAIN, folder)[0][::12]:

@@ -201,6 +201,7 @@ def test_a_file_that_does_not_build(tmp_path: Path) -> None:
     assert "float c +" in Path(error.source_path).read_text()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -175,7 +175,7 @@ def test_the_tiled_kernel_fits(device: DeviceInfo, tmp_path: Path, name: str, dt
     assert report.prediction is not None
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 def test_a_kernel_without_overlap(device: DeviceInfo, tmp_path: Path) -> None:
     report = checked(device, simple(tmp_path), "generic")
     assert report.verdict == "fits"
@@ -195,7 +195,7 @@ BROKEN = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_a_machine_cannot_do_is_refused(device: DeviceInfo, tmp_path: Path, name: str) -> None:
     edits, npu, rules = BROKEN[name]

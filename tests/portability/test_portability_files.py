@@ -161,7 +161,7 @@ KINDS = {
 }
 
 
-@pytest.mark.one_in(104)
+@pytest.mark.one_in(208)
 @pytest.mark.parametrize(("kind", "part"), [(kind, part) for kind, parts in PARTS.items() for part in range(parts)])
 def test_a_changed_field_is_refused_or_reported(kind, part, put, tmp_path):
     """Whatever stands in a field: never another exception than an error that names the file."""

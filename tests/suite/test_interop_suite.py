@@ -107,7 +107,7 @@ def _one_bit(outputs: list[Any]) -> None:
     bits[(0,) * 4] ^= bits.dtype.type(1)  # NumPy 1 has no uint64 ^ int
 
 
-@pytest.mark.one_in(32)
+@pytest.mark.one_in(64)
 @pytest.mark.parametrize("wrong", [None, _negated, _one_value])
 @pytest.mark.parametrize("text", [*FEW, "TORCH( from=tables", "TORCH_BACKWARD( type=f32", "ONNX_BACKEND( type=f32"])
 def test_whatever_is_wrong_fails(
@@ -129,7 +129,7 @@ def test_whatever_is_wrong_fails(
     assert not report.ok
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("text", [*FEW, "TORCH( from=tables"])
 def test_one_bit_apart_is_found(text: str, device: DeviceInfo, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     if not has(text):
@@ -173,7 +173,7 @@ def test_bytes_around_are_watched(device: DeviceInfo, monkeypatch: pytest.Monkey
     assert np.array_equal(first, second)
 
 
-@pytest.mark.one_in(16)
+@pytest.mark.one_in(32)
 def test_every_peer_runs_on_the_device_that_is_checked(
     devices: tuple[DeviceInfo, ...], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
