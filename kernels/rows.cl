@@ -200,7 +200,7 @@ inline void prefetch_line(__global const element *p, const distances ahead) {
   }
 }
 inline void prefetch_lines(__global const element *p, const int length, const distances ahead) {
-  UNROLL for (int k = 0; k < (PREFETCH ? length : 0); k += LINE)
+  UNROLL_8 for (int k = 0; k < (PREFETCH ? length : 0); k += LINE)
     prefetch_line(p + k, ahead);
   if (WINDOWS_ONLY) // a window may end in a line that no multiple of 64 bytes is in
     prefetch_line(p + length - 1, ahead);
@@ -239,9 +239,9 @@ inline void rotate_head(__global const element *x, __global element *y, const tu
   round_of_pairs left;
   if (LEFT) // before anything is stored, which may be in the same place
     left = rotate(from, t, ROUNDED);
-  UNROLL for (int slot = 0; slot < ROUNDED; slot += ROUND) {
+  UNROLL_8 for (int slot = 0; slot < ROUNDED; slot += ROUND) {
     if (INTERLEAVED)
-      UNROLL for (int k = 2 * slot; k < 2 * (slot + ROUND); k += LINE < 2 * ROUND ? LINE : 2 * ROUND)
+      UNROLL_8 for (int k = 2 * slot; k < 2 * (slot + ROUND); k += LINE < 2 * ROUND ? LINE : 2 * ROUND)
         if (k % LINE == 0)
           prefetch_line(from + k, ahead);
     keep(to, rotate(from, t, slot), slot, 1);
@@ -281,11 +281,11 @@ __kernel void rope_rotate_rows(TENSOR(const element, x), TENSOR(element, y), con
     // 2. The token's cos and sin.
     const token_angles source = ANGLES_OF(batch * row_stride + token);
     turns t;
-    UNROLL for (int slot = 0; slot < SLOTS; slot += ROUND)
+    UNROLL_8 for (int slot = 0; slot < SLOTS; slot += ROUND)
       arrange(&t, &source, slot);
 #if !FUSED
     // Those of the next token are read at once, so that all its heads would wait for them.
-    UNROLL for (int i = 0; i < PAIRS; i += 64 / (int)sizeof(real)) {
+    UNROLL_8 for (int i = 0; i < PAIRS; i += 64 / (int)sizeof(real)) {
       FETCH(source.cosine + table_row + i, 0, 3);
       FETCH(source.sine + table_row + i, 0, 3);
     }
