@@ -71,12 +71,14 @@ def few(a: np.ndarray) -> int:
     return 20 if a.dtype == np.float16 and a.size < 4096 else 1
 
 
+@pytest.mark.one_in(2)
 def test_live_exact_angles(device: clrope.DeviceInfo, rng: np.random.Generator, live: Live) -> None:
     """ggml's own limit, at the positions of its own tests."""
     for call in calls(rng, 30, offsets=False, largest=32):
         assert nmse(call.run(device=device.index), live.run(call)) <= 1e-7 * few(call.a), call
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("dtype", "allowed"), [("f32", 1e-9), ("f16", 1e-8)])
 def test_live_ggml_angles(
     device: clrope.DeviceInfo, rng: np.random.Generator, live: Live, dtype: str, allowed: float

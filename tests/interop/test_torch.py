@@ -88,6 +88,7 @@ def strided(x, rng):
     return x.permute(order).contiguous().permute(np.argsort(order).tolist())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])
 def test_random_cases(device, rng, gen, dtype, interleaved):
@@ -294,6 +295,7 @@ def inputs_given(gen, grad=True):
     }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("form", ["input", "offset", "position_ids", "position_ids, freqs", "cos, sin", "wider tables"])
 def test_opcheck(gen, form):
     arguments = inputs_given(gen)[form]

@@ -138,7 +138,7 @@ def transformers_tables(
     return None
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("model_type", WITH_PARAMETERS)
 def test_random_files(model_type: str, seed: int) -> None:
     compared = 0

@@ -81,6 +81,7 @@ def test_it_loads_without_a_word(opened):
     print(f"loaded in {loaded:.0f} ms, {size / 1e3:.0f} kB")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("kind", ["right", "wrong"])
 def test_axe_finds_nothing_serious(opened, theme, kind):
