@@ -20,6 +20,7 @@
 #include "storage.clh"
 #include "angles.clh"
 
+// min and max are avoided in loops: some drivers call them.
 enum {
   ROUND = NEIGHBOURS ? W : 2 * W,   // pairs that are rotated at once: vectors of 2 * W elements
   ROUNDED = PAIRS / ROUND * ROUND,  // pairs of whole rounds

@@ -96,7 +96,7 @@ def cases(draw: st.DrawFn) -> Case:
     )  # fmt: skip
 
 
-@pytest.mark.one_in(16)
+@pytest.mark.one_in(8)
 @examples(200)
 @given(case=cases())
 def test_every_case_equals_the_emulation(device: clrope.DeviceInfo, case: Case) -> None:

@@ -58,7 +58,7 @@ def test_a_file_that_includes_itself(tmp_path: Path) -> None:
         kernel_source("a.cl", tmp_path)
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(4)
 def test_no_option_relaxes_the_arithmetic(
     device: clrope.DeviceInfo, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:

@@ -243,7 +243,7 @@ def test_unpacked_packages_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found == [str(tmp_path / place / "usr/lib/any/libsome.so.1") for place in ("unpacked", "system")]
 
 
-def test_seeds_draw_every_case() -> None:
+def test_seeds_draw_every_case(tmp_path: Path) -> None:
     """The words of the draws part a suite: each case is in one of them."""
     draws = [Draw(seed) for seed in range(60)]
     typed = {draw.of_type("modes", "layouts") for draw in draws}
@@ -260,6 +260,10 @@ def test_seeds_draw_every_case() -> None:
     turns = [Draw(seed << 16) for seed in range(12)]
     for device in ("pocl", "intel"):
         assert {run for draw in turns for run in draw.long(device) if not run.words} == {Run((name,)) for name in LONG}
+    # Which suite is drawn on aarch64 says nothing about the part of it.
+    (tmp_path / "clrope").mkdir()
+    drawn = {drivers.arm64(tmp_path, Draw(seed + (k << 16))).runs[1] for seed in range(60) for k in range(2)}
+    assert drawn == {draw.small(name) for draw in draws for name in ("modes", "types")}
     everything = Draw(1, everything=True)
     assert not any(part.words for part in (everything.of_type("modes"), everything.small("ggml")))
 
