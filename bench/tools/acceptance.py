@@ -51,7 +51,7 @@ class Row:
     """A claim. figure: the worst measured figure; met: None without a measurement.
 
     bound: the figure of a kernel that only moves the bytes, or of bare launches, where the limit is not that figure.
-    error: standard error of the figure, where turns were kept. machine: the CPU of the measurement.
+    error: standard error of the figure, where turns were kept. machine: the CPU or GPU of the measurement.
     """
 
     claim: str
@@ -87,11 +87,14 @@ class _Found:
 
 
 def by_machine(results: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Return results by their CPU, the last measured CPU first: no ratio compares two machines."""
+    """Return results by their CPU or, of GPUs alone, by these; the last measured first."""
     out: dict[str, list[int]] = {}
     for k in sorted(range(len(results)), key=lambda k: str(results[k]["started"]), reverse=True):
-        out.setdefault(str(results[k]["environment"]["cpu"]), []).append(k)
-    return {cpu: [results[k] for k in sorted(found)] for cpu, found in out.items()}
+        devices = results[k]["devices"].values()
+        gpus = bool(devices) and all(device["kind"] == "gpu" for device in devices)
+        name = ", ".join(device["name"] for device in devices) if gpus else str(results[k]["environment"]["cpu"])
+        out.setdefault(name, []).append(k)
+    return {name: [results[k] for k in sorted(found)] for name, found in out.items()}
 
 
 def check(results: Sequence[dict[str, Any]]) -> list[Row]:

@@ -49,7 +49,8 @@ def documents(results: Sequence[dict[str, Any]], root: Path = ROOT) -> dict[Path
         ),
         ("docs/performance.md", "one-shot calls"): one_shot_table(list(records(results))).markdown(),
         ("docs/performance.md", "variants"): variant_table(json.loads(lzma.decompress(TUNING.read_bytes()))).markdown(),
-        ("README.md", "speed"): speed_table(of_prefill(results)).markdown() if machines else "",
+        ("README.md", "speed"): speed_table(of_prefill(results, "cpu")).markdown() if machines else "",
+        ("README.md", "speed on a GPU"): speed_table(of_prefill(results, "gpu")).markdown() if machines else "",
     }
     texts: dict[Path, str] = {}
     for (file, name), table in tables.items():
@@ -71,9 +72,10 @@ def prefill_records(results: Sequence[dict[str, Any]]) -> dict[tuple[str, str], 
     return {group: found for group, found in chosen.items() if found}
 
 
-def of_prefill(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the results of the last machine whose prefill was measured."""
-    machines = by_machine(results).values()
+def of_prefill(results: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Return the results of the last machine whose prefill was measured on a device kind."""
+    some = [r for r in results if kind in {device["kind"] for device in r["devices"].values()}]
+    machines = by_machine(some).values()
     return next((found for found in machines if prefill_records(found)), [])
 
 
@@ -106,6 +108,8 @@ def speed_table(results: Sequence[dict[str, Any]]) -> Table:
         rate, peer = max(rates, default=(None, ""))
         rows.append((" ".join(group), *cells, f"{number(rate)} {peer}".strip()))
     columns = ("GB/s", *(f"#clrope on {device} (of its best copy)" for device in devices), "#best other")
+    if not any(result["peers"] for result in results):
+        return Table("", columns[:-1], tuple(row[:-1] for row in rows))
     return Table("", columns, tuple(rows))
 
 

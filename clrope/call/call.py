@@ -258,11 +258,10 @@ class Call:
         if slots is not None:
             runner.bind_slots(slots)
         self.launch(runner, memories, inputs, outputs, waits)
-        # After an error, which may have left it half set, it is not kept; nor with buffers for copies.
-        if not self.copied:
-            if self.tables:
-                runner.release()
-            self._free.append(runner)
+        # After an error, which may have left it half set, it is not kept.
+        if not runner.plain:
+            runner.release()
+        self._free.append(runner)
         return tuple(outputs) if self.several else outputs[0]
 
     def launch(

@@ -207,6 +207,10 @@ class Mapped:
             if written:
                 self._map(buffer, high - low, cl.map_flags.READ, events)
 
+    def release(self) -> None:
+        """Drop the buffers: the next call binds new ones."""
+        self._buffers = []
+
     def _map(self, buffer: Any, size: int, access: Any, events: Sequence[Any] | None) -> None:
         import pyopencl as cl
 

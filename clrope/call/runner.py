@@ -160,9 +160,13 @@ class Runner:
             self._fill_tables(None)
 
     def release(self) -> None:
-        """Give back tables."""
+        """Give back tables, and device memory that host arrays were copied to."""
         for filler in self._fillers:
             filler.release()
+        for kind in self._mapped:
+            kind.release()
+        if self._copied is not None:
+            self._copied.release()
 
     def _fill_tables(self, waits: Sequence[Any] | None) -> None:
         for table, filler in zip(self.call.tables, self._fillers, strict=True):

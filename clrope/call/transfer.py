@@ -77,28 +77,40 @@ class _Slot:
 
 
 class Copied:
-    """The copied chunks of a call, the last of its launches, and device buffers for them."""
+    """The copied chunks of a call, the last of its launches, and device memory for them."""
 
     def __init__(self, call: Call, launches: Sequence[Launch]) -> None:
         self._call, self._state = call, call.state
         self._steps, self._launches = call.steps[-call.copied :], launches[-call.copied :]
-        pool = self._state.runtime.staging
         self._nbytes = max(step.problem.x.nbytes for step in self._steps)
-        in_place = all(step.problem.in_place for step in self._steps)
-        self._buffers: list[tuple[Any, Any]] = []
-        for _ in self._steps[:SLOTS]:
-            x = pool.allocate(self._nbytes)
-            self._buffers.append((x, x if in_place else pool.allocate(self._nbytes)))
-        for k, (step, launch) in enumerate(zip(self._steps, self._launches, strict=True)):
-            x, y = self._buffers[k % len(self._buffers)]
-            launch.bind({"x": x, "y": x if step.problem.in_place else y})
+        for launch in self._launches:
             for number in (*launch.indices("x_offset"), *launch.indices("y_offset")):
                 launch.set_offset(number, 0)
+        #: Device memory for chunks; none between calls.
+        self._buffers: list[tuple[Any, Any]] = []
         #: Input and output of each chunk, as bits.
         self._pieces: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
 
+    def _allocate(self) -> None:
+        pool = self._state.runtime.staging
+        in_place = all(step.problem.in_place for step in self._steps)
+        buffers = []
+        for _ in self._steps[:SLOTS]:
+            x = pool.allocate(self._nbytes)
+            buffers.append((x, x if in_place else pool.allocate(self._nbytes)))
+        for k, (step, launch) in enumerate(zip(self._steps, self._launches, strict=True)):
+            x, y = buffers[k % len(buffers)]
+            launch.bind({"x": x, "y": x if step.problem.in_place else y})
+        self._buffers = buffers
+
+    def release(self) -> None:
+        """Give the device memory back."""
+        self._buffers = []
+
     def bind(self, memories: Sequence[Any]) -> None:
         """Take the host memory of every side."""
+        if not self._buffers:
+            self._allocate()
         self._pieces = []
         for step in self._steps:
             part, chunk = self._call.parts[step.part], step.chunk
