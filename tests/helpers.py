@@ -17,6 +17,7 @@ import numpy as np
 import oracle
 
 import clrope
+from clrope.call.runtime import runtime_for
 from clrope.emulation import emulate_rope
 from clrope.layout import DTYPES, canonical
 from clrope.reference import pair_indices
@@ -48,6 +49,11 @@ def short_name(device: clrope.DeviceInfo) -> str:
         if part in device.platform.lower():
             return f"{name}-{device.index}"
     return f"{device.platform.split()[0].lower()}-{device.index}"
+
+
+def copies(device: clrope.DeviceInfo) -> bool:
+    """Whether arrays of the host are copied to the device, each for a launch of its own."""
+    return runtime_for(device).host_access == "copied"
 
 
 @dataclass(frozen=True)

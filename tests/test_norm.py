@@ -7,17 +7,21 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import pyopencl.array as cla
 import pytest
-from helpers import aligned_memory, same
+from helpers import aligned_memory, copies, same
 
 import clrope
 from clrope import ConfigError, Norm, RopeConfig, ShapeError, reference
 from clrope.call import call
 from clrope.call.runtime import queue_for, runtime_for
-from clrope.kernels import norm_rows
+from clrope.kernels import norm_lanes, norm_rows
+from clrope.kernels.problem import AngleForm, PairLayout, Problem
 from clrope.kernels.variant import Variant
-from clrope.layout import DTYPES
+from clrope.layout import DTYPES, TensorView
+from clrope.norm import NormForm
 from clrope.norm_emulation import emulate_norm_rope, emulate_rms_norm
+from clrope.select.choice import select
 from clrope.testing import limit_for, nmse
 
 LIMITS = {"f16": 2e-7, "bf16": 1.5e-5}  # some values of "each" are rounded three times
@@ -66,12 +70,14 @@ def test_every_kind(device: clrope.DeviceInfo, kind: dict[str, Any], rng: np.ran
     x = drawn(rng, dtype, 2, 5, 3, head_dim)
     norm = norm_for(rng, head_dim * (3 if fields["over"] == "heads" else 1), weight_offset=number % 3 / 2, **fields)
     positions = rng.integers(0, 1 << 20, (2, 5))
+    by_lanes = device.kind == "gpu" and fields["over"] == "head"
     plan = clrope.Rope(config, device).plan(x, positions, norm=norm)
-    assert [v.kernel for v in plan.variants] == ["norm_rows"]
+    assert [v.kernel for v in plan.variants] == ["norm_lanes" if by_lanes else "norm_rows"]
     check(plan.run(), x, positions, config, norm, dtype)
     apart = np.repeat(x, 2, axis=-1)[..., ::2]
     plan = clrope.Rope(config, device).plan(apart, positions, norm=norm)
-    assert [v.kernel for v in plan.variants] == ["norm_strided"]
+    if not copies(device):  # copies are contiguous
+        assert [v.kernel for v in plan.variants] == ["norm_strided"]
     check(plan.run(), x, positions, config, norm, dtype)
 
 
@@ -100,6 +106,61 @@ def test_every_variant(
     plan = clrope.Rope(config, device).plan(x, 11, out=target, norm=norm)
     assert plan.variants == [variant]
     assert same(plan.run(), emulate_norm_rope(x, 11, config, norm)).all()
+
+
+LANES = [
+    (dtype, mode, order, head_dim)
+    for dtype in DTYPES for mode in ("normal", "neox") for order in ("before", "after") for head_dim in (64, 96, 256)
+]  # fmt: skip
+
+
+@pytest.mark.one_in(24)
+@pytest.mark.parametrize(("dtype", "mode", "order", "head_dim"), LANES)
+def test_the_kernel_for_gpus(
+    device: clrope.DeviceInfo, dtype: str, mode: Any, order: Any, head_dim: int, rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Several heads of a work-item, also of both tensors, tokens that do not fill a work-group; partial, in place."""
+    if dtype == "f64" and not device.fp64:
+        pytest.skip("the device has no fp64")
+    number = LANES.index((dtype, mode, order, head_dim))
+    parameters = {"heads_per_item": 2 ** (number % 4), "angles": ("fused", "cached")[number // 4 % 2]}
+    variant = Variant(norm_lanes.KERNEL, **parameters)
+    monkeypatch.setattr(call, "select", lambda device, problem, nbytes, preferred: variant.fit(problem))
+    whole = number % 3 == 0
+    config = RopeConfig(
+        mode, head_dim if whole else 32, n_offs=0 if whole else 16 * (number % 2), attn_factor=1 + (number + 1) / 512
+    )
+    q, k = (cla.to_device(queue_for(device), drawn(rng, dtype, 2, 7, heads, head_dim)) for heads in (5, 3))
+    norms = tuple(norm_for(rng, head_dim, order=order, rounding=("once", "each")[number % 2]) for _ in range(2))
+    want = [emulate_norm_rope(a.get(), 11, config, norm) for a, norm in zip((q, k), norms, strict=True)]
+    out = (q, k)
+    if number // 2 % 2:
+        out = tuple(cla.to_device(q.queue, np.full(a.shape, 7, a.dtype)) for a in (q, k))
+    plan = clrope.Rope(config, q.queue).plan((q, k), 11, out=out, norm=norms)
+    assert plan.variants == [variant]
+    for a, b in zip(plan.run(), want, strict=True):
+        assert same(a.get(), b).all()
+
+
+def test_what_the_kernel_for_gpus_leaves_to_another() -> None:
+    gpu = clrope.DeviceInfo("made up", kind="gpu", max_work_group_size=1024)
+
+    def chosen(dtype: str, head_dim: int, **fields: Any) -> str:
+        view = TensorView.dense((1, 4, 2, head_dim), dtype)
+        pairs = PairLayout.of_config(RopeConfig("neox", fields.pop("n_dims", head_dim)), head_dim)
+        elements = head_dim * (2 if fields.get("over") == "heads" else 1)
+        norm = NormForm(fields.pop("over", "head"), "before", "once", 1e-6, elements)
+        problem = Problem(
+            view.shape, dtype, view.strides, view.strides, pairs, angles=AngleForm(exact=True), norm=norm, **fields
+        )
+        return select(gpu, problem, view.nbytes).kernel
+
+    assert chosen("f16", 128) == "norm_lanes"
+    assert chosen("f16", 128, over="heads") == "norm_rows"
+    assert chosen("f16", 128, n_dims=8) == "norm_rows"  # 4 elements are half a vector
+    assert chosen("f32", 8192) == "norm_strided"  # too long for local memory
+    assert chosen("f16", 128, x_alignment=8) == "norm_rows"
 
 
 @pytest.mark.one_in(8)
@@ -145,7 +206,7 @@ def test_q_and_k_in_one_launch(device: clrope.DeviceInfo, out: Any, rng: np.rand
         unchanged = memory[:, :, 20:] if out == "in place" else memory
         assert same(unchanged, before[:, :, 20:] if out == "in place" else before).all()
         plan = op.plan((fused[:, :, :16], fused[:, :, 16:20]), 3, norm=pair)
-        assert plan.launches == (1 if pair[0] is not None else 2)
+        assert plan.launches == (1 if pair[0] is not None and not copies(device) else 2)
         for a, b in zip(plan.run(), want, strict=True):
             assert same(a, b).all()
 
@@ -226,7 +287,6 @@ def test_values_without_a_norm(device: clrope.DeviceInfo, rng: np.random.Generat
 
 
 def test_opencl_arrays(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
-    import pyopencl.array as cla
 
     config, x = RopeConfig("neox", 64), drawn(rng, "f32", 1, 3, 4, 64)
     values = rng.uniform(-1, 1, 64).astype(np.float32)
@@ -293,7 +353,7 @@ def test_refusals(device: clrope.DeviceInfo) -> None:
             wrong()
         assert (out == 7).all()
     assert same(op(x, 0, norm=long), emulate_norm_rope(x, 0, config, long)).all()
-    many = np.ones((1, 1, 40, 1024), np.float32)[..., ::2]
+    many = cla.to_device(queue_for(device), np.ones((1, 1, 40, 1024), np.float32))[..., ::2]
     with pytest.raises(ShapeError, match="norm: a sum over 20480 elements that are not contiguous"):
         op(many, 0, norm=Norm(np.ones(20480), 1e-5, over="heads"))
     empty = np.ones((1, 0, 3, 16), np.float32)

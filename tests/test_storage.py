@@ -42,7 +42,7 @@ def narrowed(bits: np.ndarray[Any, np.dtype[np.uint32]], keep_nan: bool) -> np.n
 def test_bfloat16_of_any_bits(
     device: clrope.DeviceInfo, clang: bool, width: int, keep_nan: bool, rng: np.random.Generator
 ) -> None:
-    if clang and default_for(device, TuningKey("bf16", "neox", False, "large")).access != "clang":
+    if clang and default_for(device, TuningKey("bf16", "neox", False, "large")).parameters.get("access") != "clang":
         pytest.skip("this device's compiler does not take clang's vectors")
     variant = Variant(width=width, access="clang" if clang else "builtin", nan="any" if keep_nan else "plain")
     view = TensorView.dense((1, 4, 2, 128), "bf16")

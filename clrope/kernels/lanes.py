@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 #: Bytes that a work-item loads or stores at once: the longest that GPUs have.
 RUN_BYTES = 16
 #: Work-items of a group, about: a multiple of what the device runs in step.
-_GROUP = 128
+GROUP = 128
 
 PARAMETERS = (
     Parameter(
@@ -33,55 +33,71 @@ PARAMETERS = (
 
 def supports(problem: Problem, p: Parameters) -> str | None:
     """Return why the problem cannot be rotated with these parameters; None if it can."""
+    return runs_unsupported(problem, p, _copied(problem))
+
+
+def _copied(problem: Problem) -> int:
+    return 0 if problem.in_place else problem.pairs.rest
+
+
+def runs_unsupported(problem: Problem, p: Parameters, rest: int) -> str | None:
+    """Return why a head's rotated elements and `rest` others are not loaded and stored by vectors; None if they are."""
     pairs, size = problem.pairs, problem.itemsize
     reason = vectors_unsupported(problem, p)
     if reason is not None:
         return reason
     run = 2 * pairs.pairs if pairs.pairing == "normal" else pairs.pairs
-    for elements in (run, 0 if problem.in_place else pairs.rest):
+    for elements in (run, rest):
         if elements * size % RUN_BYTES:
             return f"{elements} elements of a head are no whole number of vectors of 16 bytes"
     alignment = min(problem.vector_alignments)
     return f"vectors of 16 bytes, the tensors are aligned to {alignment}" if alignment < RUN_BYTES else None
 
 
-def lanes_of_head(problem: Problem) -> int:
-    """Return the work-items that a head is divided among."""
+def lanes_of_head(problem: Problem, rest: int) -> int:
+    """Return the work-items that a head is divided among, with `rest` elements that are not rotated."""
     pairs, run = problem.pairs, RUN_BYTES // problem.itemsize
-    copied = 0 if problem.in_place else pairs.rest
-    return (2 * pairs.pairs // run if pairs.pairing == "normal" else pairs.pairs // run) + copied // run
+    return (2 * pairs.pairs // run if pairs.pairing == "normal" else pairs.pairs // run) + rest // run
 
 
 def _last_place(shape: Shape4, strides: Shape4) -> int:
     return sum(abs(stride) * (length - 1) for stride, length in zip(strides, shape, strict=True))
 
 
-def spec(problem: Problem, p: Parameters, device: DeviceInfo, second: Problem | None = None) -> LaunchSpec:
-    """Return the launch; second: another tensor with the same batches, tokens and pairs, rotated by it, too."""
-    multiple, pairs = device.group_multiple, problem.pairs
-    local = min(max(multiple, _GROUP // multiple * multiple), device.max_work_group_size or _GROUP)
-    batches, tokens, heads, _ = problem.shape
+def division(
+    problem: Problem, second: Problem | None, heads_per_item: int, lanes: int, local: int, device: DeviceInfo
+) -> tuple[int, int, str]:
+    """Return the groups of heads of a token, a batch's work-items by groups of `local`, and the type of indices."""
+    _, tokens, heads, _ = problem.shape
     heads += 0 if second is None else second.shape[2]
-    lanes = lanes_of_head(problem)
     # As many heads side by side as work-items in step have lanes for.
-    groups = max(-(-heads // p["heads_per_item"]), min(heads, -(-multiple // lanes)))
+    groups = max(-(-heads // heads_per_item), min(heads, -(-device.group_multiple // lanes)))
     items = -(-tokens * groups * lanes // local) * local
     both = (problem,) if second is None else (problem, second)
     last = max(_last_place(one.shape, strides) for one in both for strides in (one.x_strides, one.y_strides))
-    run = RUN_BYTES // problem.itemsize
-    options = head_options(
-        problem, p, run // 2 if pairs.pairing == "normal" else run, COPY_REST=bool(pairs.rest and not problem.in_place),
-        FULL_TABLES=problem.angles.full_tables, RUN=run,
-    )  # fmt: skip
-    index = "int" if max(last, items) < 1 << 31 else "long"
+    return groups, items, "int" if max(last, items) < 1 << 31 else "long"
+
+
+def spec(problem: Problem, p: Parameters, device: DeviceInfo, second: Problem | None = None) -> LaunchSpec:
+    """Return the launch; second: another tensor with the same batches, tokens and pairs, rotated by it, too."""
+    multiple, rest = device.group_multiple, _copied(problem)
+    local = min(max(multiple, GROUP // multiple * multiple), device.max_work_group_size or GROUP)
+    lanes = lanes_of_head(problem, rest)
+    groups, items, index = division(problem, second, p["heads_per_item"], lanes, local, device)
+    options = lane_options(problem, p, index, COPY_REST=rest > 0, FULL_TABLES=problem.angles.full_tables)
     arguments = (
         *head_arguments(problem, second, p["angles"]),
         ("groups", np.int32(groups)),
         ("direction", problem.direction),
     )
-    return LaunchSpec(
-        "lanes.cl", "rope_rotate_lanes", (*options, f"-DINDEX={index}"), (items, batches), (local, 1), arguments
-    )
+    return LaunchSpec("lanes.cl", "rope_rotate_lanes", options, (items, problem.shape[0]), (local, 1), arguments)
+
+
+def lane_options(problem: Problem, p: Parameters, index: str, **numbers: Any) -> tuple[str, ...]:
+    """Return the compiler's options of kernels that divide heads among work-items."""
+    run = RUN_BYTES // problem.itemsize
+    width = run // 2 if problem.pairs.pairing == "normal" else run
+    return (*head_options(problem, p, width, RUN=run, **numbers), f"-DINDEX={index}")
 
 
 def search(kind: str, dtype: str) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, DeviceError, ShapeError
-from ..kernels import norm_rows, norm_strided
+from ..kernels import norm_lanes, norm_rows, norm_strided
 from ..kernels.kernel import Kernel
 from ..kernels.problem import Problem
 from ..kernels.variant import STRIDED, Variant
@@ -37,7 +37,8 @@ def select(device: DeviceInfo, problem: Problem, nbytes: int, preferred: Variant
         return _select(device, problem, size_class(device, nbytes), database.generation())
     if preferred is not None:
         raise ConfigError(f"norm: given together with the variant or kernel {preferred}, which only rotates")
-    for kernel in (norm_rows.KERNEL, norm_strided.KERNEL):
+    kernels = (norm_lanes.KERNEL,) if device.kind == "gpu" else ()
+    for kernel in (*kernels, norm_rows.KERNEL, norm_strided.KERNEL):
         variant = like_rotation(device, problem, nbytes, kernel).nearest(problem)
         if variant is not None:
             return variant

@@ -6,16 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import copies
 
 import clrope
 from clrope import RopeConfig
 from clrope.device import DeviceInfo
 from clrope.emulation import emulate_rope
-from clrope.kernels import lanes
+from clrope.kernels import lanes, norm_lanes
+from clrope.kernels.kernel import Kernel
 from clrope.kernels.launch import LaunchSpec
 from clrope.kernels.problem import AngleForm, Pairing, PairLayout, Problem
 from clrope.kernels.variant import STRIDED, Variant
 from clrope.layout import DTYPES, Shape4, TensorView
+from clrope.norm import NormForm
 
 SEGMENT = 128
 GPU = DeviceInfo("made up", kind="gpu", compute_units=16, max_work_group_size=1024)
@@ -38,7 +41,8 @@ def option(spec: LaunchSpec, name: str) -> int:
 def accesses(spec: LaunchSpec, at: Problem, items: np.ndarray) -> list[np.ndarray]:
     """The bytes at which work-items begin to touch memory, by instruction, as lanes.cl computes them; -1: none."""
     pairs, width, run = at.pairs, option(spec, "W"), option(spec, "RUN")
-    count, groups, heads = lanes.lanes_of_head(at), number(spec, "groups"), number(spec, "heads")
+    count = lanes.lanes_of_head(at, 0 if at.in_place and at.norm is None else pairs.rest)
+    groups, heads = number(spec, "groups"), number(spec, "heads")
     token, lane, group = items // (count * groups), items % count, items // count % groups
     rotates = lane < pairs.pairs // width
     copied = (lane - pairs.pairs // width) * run
@@ -59,14 +63,16 @@ def accesses(spec: LaunchSpec, at: Problem, items: np.ndarray) -> list[np.ndarra
 @pytest.mark.parametrize("mode", ["normal", "neox"])
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("heads", [1, 8])
+@pytest.mark.parametrize("kernel", [lanes.KERNEL, norm_lanes.KERNEL], ids=lambda kernel: kernel.name)
 def test_32_work_items_touch_as_few_segments_as_their_bytes_need(
-    dtype: str, mode: Pairing, head_dim: int, heads: int
+    dtype: str, mode: Pairing, head_dim: int, heads: int, kernel: Kernel
 ) -> None:
-    at = problem(dtype, mode, (1, 5, heads, head_dim), head_dim)
+    norm = NormForm("head", "before", "once", 1e-6, head_dim) if kernel is norm_lanes.KERNEL else None
+    at = problem(dtype, mode, (1, 5, heads, head_dim), head_dim, norm=norm)
     if lanes.supports(at, {"angles": "fused"}):
         assert head_dim // 2 * at.itemsize % 16, "halves of whole vectors are supported"
         return
-    spec = Variant("lanes").spec(at, GPU)
+    spec = Variant(kernel).spec(at, GPU)
     touched = np.zeros(5 * heads * head_dim * at.itemsize, np.int32)
     for first in range(0, spec.global_size[0], 32):
         for places in accesses(spec, at, np.arange(first, first + 32)):
@@ -99,7 +105,7 @@ def test_the_bits_are_those_of_numpy(
     positions = rng.integers(0, 100_000, 5)
     op = clrope.Rope(config, device, variant=Variant("lanes", heads_per_item=2, angles=angles))
     plan = op.plan((q, k), positions)
-    assert [spec.function for spec in plan.specs] == ["rope_rotate_lanes"]
+    assert [spec.function for spec in plan.specs] == ["rope_rotate_lanes"] * (2 if copies(device) else 1)
     bits = f"u{q.dtype.itemsize}"
     for x, y in zip((q, k), plan.run(), strict=True):
         assert np.array_equal(y.view(bits), emulate_rope(x, positions, config).view(bits))

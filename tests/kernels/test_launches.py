@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import POISON, aligned_memory
+from helpers import POISON, aligned_memory, copies
 
 import clrope
 from clrope import RopeConfig
@@ -76,6 +76,8 @@ def test_defaults_of_small_and_medium_sizes(
 ) -> None:
     if dtype == "f64" and not device.fp64:
         pytest.skip("no fp64")
+    if device.kind != "cpu":
+        pytest.skip("non-temporal stores are for CPUs")
     for tokens in (2, medium_bytes(device) // (4 * 128 * DTYPES[dtype].itemsize)):
         x = rng.standard_normal((tokens, 4, 128)).astype(DTYPES[dtype])
         out = x if in_place else aligned_memory(x.size, x.dtype, 1).reshape(x.shape)
@@ -339,7 +341,7 @@ def test_q_and_k_in_one_launch(
         outs = xs if in_place else [np.full_like(x, 9) for x in xs]
         want = [emulate_rope(x, positions, config).view(bits) for x in xs]
         plan = clrope.Rope(config, device, variant=variant).plan(tuple(xs), positions, out=tuple(outs))
-        assert plan.launches == 2
+        assert plan.launches == (3 if copies(device) else 2)
         for _ in range(1 if in_place else 2):
             results = plan.run()
             for result, right in zip(results, want, strict=True):
