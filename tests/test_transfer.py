@@ -326,6 +326,22 @@ def test_buffers_and_queues_are_used_again(
     assert blocks(runtime) == 4 * SLOTS
 
 
+def test_calls_keep_kernel_objects_but_no_device_memory(
+    device: DeviceInfo, queue: cl.CommandQueue, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, op, made, kernel = runtime_for(queue), Rope(NEOX, queue), [], cl.Kernel
+    monkeypatch.setattr(runtime, "host_access", "copied", raising=False)
+    monkeypatch.setattr(cl, "Kernel", lambda *arguments: made.append(arguments) or kernel(*arguments))
+    counts, x, y = [], new(rng), new(rng)
+    for k in range(4):
+        x -= y
+        for a, b in zip(op((x, y), k), (x, y), strict=True):
+            assert same(a, emulate_rope(b, k, NEOX)).all()
+        counts.append(len(made))
+        assert runtime.staging.memory.active_blocks == 0
+    assert 0 < counts[0] == counts[-1]
+
+
 def test_the_pool_is_bounded(
     device: DeviceInfo, queue: cl.CommandQueue, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
