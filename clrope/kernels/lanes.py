@@ -33,31 +33,28 @@ PARAMETERS = (
 
 def supports(problem: Problem, p: Parameters) -> str | None:
     """Return why the problem cannot be rotated with these parameters; None if it can."""
-    return runs_unsupported(problem, p, _copied(problem))
-
-
-def _copied(problem: Problem) -> int:
-    return 0 if problem.in_place else problem.pairs.rest
-
-
-def runs_unsupported(problem: Problem, p: Parameters, rest: int) -> str | None:
-    """Return why a head's rotated elements and `rest` others are not loaded and stored by vectors; None if they are."""
     pairs, size = problem.pairs, problem.itemsize
     reason = vectors_unsupported(problem, p)
     if reason is not None:
         return reason
     run = 2 * pairs.pairs if pairs.pairing == "normal" else pairs.pairs
-    for elements in (run, rest):
+    for elements in (run, rest_of_head(problem)):
         if elements * size % RUN_BYTES:
             return f"{elements} elements of a head are no whole number of vectors of 16 bytes"
     alignment = min(problem.vector_alignments)
     return f"vectors of 16 bytes, the tensors are aligned to {alignment}" if alignment < RUN_BYTES else None
 
 
-def lanes_of_head(problem: Problem, rest: int) -> int:
-    """Return the work-items that a head is divided among, with `rest` elements that are not rotated."""
+def rest_of_head(problem: Problem) -> int:
+    """Return the elements of a head that are written but not rotated."""
+    return 0 if problem.in_place and problem.norm is None else problem.pairs.rest
+
+
+def lanes_of_head(problem: Problem) -> int:
+    """Return the work-items that a head is divided among."""
     pairs, run = problem.pairs, RUN_BYTES // problem.itemsize
-    return (2 * pairs.pairs // run if pairs.pairing == "normal" else pairs.pairs // run) + rest // run
+    rotating = 2 * pairs.pairs // run if pairs.pairing == "normal" else pairs.pairs // run
+    return rotating + rest_of_head(problem) // run
 
 
 def _last_place(shape: Shape4, strides: Shape4) -> int:
@@ -65,10 +62,11 @@ def _last_place(shape: Shape4, strides: Shape4) -> int:
 
 
 def division(
-    problem: Problem, second: Problem | None, heads_per_item: int, lanes: int, local: int, device: DeviceInfo
+    problem: Problem, second: Problem | None, heads_per_item: int, local: int, device: DeviceInfo
 ) -> tuple[int, int, str]:
     """Return the groups of heads of a token, a batch's work-items by groups of `local`, and the type of indices."""
     _, tokens, heads, _ = problem.shape
+    lanes = lanes_of_head(problem)
     heads += 0 if second is None else second.shape[2]
     # As many heads side by side as work-items in step have lanes for.
     groups = max(-(-heads // heads_per_item), min(heads, -(-device.group_multiple // lanes)))
@@ -80,11 +78,12 @@ def division(
 
 def spec(problem: Problem, p: Parameters, device: DeviceInfo, second: Problem | None = None) -> LaunchSpec:
     """Return the launch; second: another tensor with the same batches, tokens and pairs, rotated by it, too."""
-    multiple, rest = device.group_multiple, _copied(problem)
+    multiple = device.group_multiple
     local = min(max(multiple, GROUP // multiple * multiple), device.max_work_group_size or GROUP)
-    lanes = lanes_of_head(problem, rest)
-    groups, items, index = division(problem, second, p["heads_per_item"], lanes, local, device)
-    options = lane_options(problem, p, index, COPY_REST=rest > 0, FULL_TABLES=problem.angles.full_tables)
+    groups, items, index = division(problem, second, p["heads_per_item"], local, device)
+    options = lane_options(
+        problem, p, index, COPY_REST=rest_of_head(problem) > 0, FULL_TABLES=problem.angles.full_tables
+    )
     arguments = (
         *head_arguments(problem, second, p["angles"]),
         ("groups", np.int32(groups)),

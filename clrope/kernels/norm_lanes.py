@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .kernel import Kernel, Parameters
-from .lanes import GROUP, PARAMETERS, division, lane_options, lanes_of_head, runs_unsupported
+from .lanes import GROUP, PARAMETERS, division, lane_options, lanes_of_head
+from .lanes import supports as lanes_supports
 from .launch import LaunchSpec, LocalBytes, head_arguments
 from .norm_rows import NO_NORM, norm_arguments, norm_options, over_heads
 from .problem import Problem
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
 LOCAL_BYTES = 32 << 10
 #: Work-items of a head at most: what every GPU takes as a work-group.
 MOST_LANES = 256
-
-
-def _lanes(problem: Problem) -> int:
-    return lanes_of_head(problem, problem.pairs.rest)
 
 
 def _row_bytes(problem: Problem, heads: int) -> int:
@@ -40,21 +37,21 @@ def supports(problem: Problem, p: Parameters) -> str | None:
     head_dim = problem.pairs.head_dim
     if head_dim % 16:
         return f"a head has {head_dim} elements, no multiple of 16"
-    if _lanes(problem) > MOST_LANES or _row_bytes(problem, 1) > LOCAL_BYTES:
+    if lanes_of_head(problem) > MOST_LANES or _row_bytes(problem, 1) > LOCAL_BYTES:
         return f"a head of {head_dim} elements is too long for a work-group"
-    return runs_unsupported(problem, p, problem.pairs.rest)
+    return lanes_supports(problem, p)
 
 
 def spec(problem: Problem, p: Parameters, device: DeviceInfo, second: Problem | None = None) -> LaunchSpec:
     """Return the launch; second: another tensor with the same batches, tokens, pairs and kind of norm."""
     assert problem.norm is not None
-    lanes = _lanes(problem)
+    lanes = lanes_of_head(problem)
     # As many numbers of a work-item as with 4-byte elements: it keeps all of them until the roots are there.
     most = max(1, p["heads_per_item"] * problem.itemsize // 4)
     heads = next(h for h in (16, 8, 4, 2, 1) if h == 1 or (h <= most and 4 * _row_bytes(problem, h) <= LOCAL_BYTES))
     largest = min(GROUP, device.max_work_group_size or GROUP)
     rows = max(1, min(largest // lanes, LOCAL_BYTES // _row_bytes(problem, heads)))
-    groups, items, index = division(problem, second, heads, lanes, lanes * rows, device)
+    groups, items, index = division(problem, second, heads, lanes * rows, device)
     norm = norm_options(problem.norm)
     del norm["OVER_HEADS"]
     options = lane_options(problem, p, index, HEADS=heads, **norm)

@@ -41,8 +41,7 @@ def option(spec: LaunchSpec, name: str) -> int:
 def accesses(spec: LaunchSpec, at: Problem, items: np.ndarray) -> list[np.ndarray]:
     """The bytes at which work-items begin to touch memory, by instruction, as lanes.cl computes them; -1: none."""
     pairs, width, run = at.pairs, option(spec, "W"), option(spec, "RUN")
-    count = lanes.lanes_of_head(at, 0 if at.in_place and at.norm is None else pairs.rest)
-    groups, heads = number(spec, "groups"), number(spec, "heads")
+    count, groups, heads = lanes.lanes_of_head(at), number(spec, "groups"), number(spec, "heads")
     token, lane, group = items // (count * groups), items % count, items // count % groups
     rotates = lane < pairs.pairs // width
     copied = (lane - pairs.pairs // width) * run
