@@ -206,8 +206,8 @@ def drivers(root: Path, chroot: Path | None, layer: Path | None, draw: Draw) -> 
     pocl = of_pip("pocl-binary-distribution", "libpocl*.so", "PyPI PoCL", "pocl")
     rusticl = of_debian(root, "mesa-opencl-icd", "**/libRusticlOpenCL.so.1", "rusticl, llvmpipe", "rusticl")
     # It takes seconds to compile one of the models. Whatever was drawn: it ends loops after 65535 rounds.
-    two = draw.turn(("types", "modes"), ("layouts", "fusion"))
-    small = (*map(draw.small, two), Run(("modes",), "70000"))
+    part = draw.small(draw.turn("types", "modes", "layouts", "fusion"))
+    small = part, Run(("modes",), "70000")
     yield with_variables(replace(rusticl, runs=(Run(("seed",)), *small)), RUSTICL_ENABLE="llvmpipe")
     emulated = arm64(chroot, draw)
     yield replace(emulated, tests=())
