@@ -52,9 +52,7 @@ def spec(problem: Problem, p: Parameters, device: DeviceInfo, second: Problem | 
     largest = min(GROUP, device.max_work_group_size or GROUP)
     rows = max(1, min(largest // lanes, LOCAL_BYTES // _row_bytes(problem, heads)))
     groups, items, index = division(problem, second, heads, lanes * rows, device)
-    norm = norm_options(problem.norm)
-    del norm["OVER_HEADS"]
-    options = lane_options(problem, p, index, HEADS=heads, **norm)
+    options = lane_options(problem, p, index, HEADS=heads, **norm_options(problem.norm))
     arguments = (
         *head_arguments(problem, second, p["angles"]),
         ("groups", np.int32(groups)),
