@@ -137,18 +137,22 @@ def test_an_interrupt_by_a_signal(device: clrope.DeviceInfo, tmp_path: Path) -> 
                 while not stop.is_set():
                     time.sleep(random.uniform(0.0005, 0.004))
                     os.kill(os.getpid(), signal.SIGINT)
-            seen, old = 0, []
-            sender = threading.Thread(target=send)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            armed, seen, old = False, 0, []
+            def interrupt(*_):
+                global armed
+                if armed:  # once per call: a second one would come while the first is handled
+                    armed = False
+                    raise KeyboardInterrupt
+            signal.signal(signal.SIGINT, interrupt)
+            sender = threading.Thread(target=send, daemon=True)
             sender.start()
             while seen < 30:
                 try:
-                    signal.signal(signal.SIGINT, signal.default_int_handler)
+                    armed = True
                     y = op(x, 0)
-                    signal.signal(signal.SIGINT, signal.SIG_IGN)
+                    armed = False
                     old.append((y, y.copy()))
                 except KeyboardInterrupt:
-                    signal.signal(signal.SIGINT, signal.SIG_IGN)
                     seen += 1
                     foreign = np.full(x.size, 7, np.float32)
                     time.sleep(0.001)
