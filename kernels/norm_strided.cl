@@ -35,10 +35,12 @@ inline real input(const head *h, const int k) {
   return STORED_EACH(rotated(h, pair, fetch(h, first), fetch(h, first + DISTANCE), k != first));
 }
 
+// before: elements of heads before this one. volatile: for AVX-512 Intel's compiler adds in another order, or adds wrongly.
 inline void add_squares(partial_sums *sums, const head *h, const long before) {
+  volatile real *each = sums->each;
   for (int k = 0; k < HEAD_DIM; ++k) {
     const real v = input(h, k);
-    sums->each[(before + k) % 16] += v * v;
+    each[(before + k) % 16] += v * v;
   }
 }
 

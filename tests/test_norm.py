@@ -81,6 +81,19 @@ def test_every_kind(device: clrope.DeviceInfo, kind: dict[str, Any], rng: np.ran
     check(plan.run(), x, positions, config, norm, dtype)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("head_dim", [96, 512, 4096])
+def test_long_sums_of_elements_apart(
+    device: clrope.DeviceInfo, head_dim: int, dtype: str, rng: np.random.Generator
+) -> None:
+    """A compiler may not add in another order, as Intel's does for AVX-512 in a plain loop."""
+    if dtype == "f64" and not device.fp64:
+        pytest.skip("the device has no fp64")
+    config, norm = RopeConfig("neox", head_dim), norm_for(rng, head_dim)
+    x = np.repeat(rng.uniform(-1, 1, (1, 2, 2, head_dim)).astype(DTYPES[dtype]), 2, axis=-1)[..., ::2]
+    check(clrope.Rope(config, device)(x, 5, norm=norm), x, 5, config, norm, dtype)
+
+
 VARIANTS = [
     {"width": width, "access": access, "store": store, "angles": angles}
     for width, store, angles in ((2, "plain", "fused"), (4, "nontemporal", "cached"), (8, "nontemporal", "fused"),
