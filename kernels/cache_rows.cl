@@ -45,13 +45,19 @@ __kernel void rope_cache_rows(TENSOR(const element, x), TENSOR(element, y), cons
     const token_angles source = ANGLES_OF(batch * row_stride + token);
     turns t;
     arrange(&t, &source);
-    norm_and_rotate(x + x_offset + b * x_batch + s * x_token, x_head, y, y_offset + b * y_batch + s * y_token, y_head, 0,
-                    first, min(last, heads), scale, mean, eps, &t);
+    const some_heads one = {x + x_offset + b * x_batch + s * x_token, x_head, y,
+                            y_offset + b * y_batch + s * y_token, y_head, 0, first, min(last, heads), scale, mean, eps};
+    const some_heads two = {x2 + x2_offset + batch * x2_batch + token * x2_token, x2_head, y2,
+                            y2_offset + page * y2_batch + row * y2_token, y2_head, 1, max(first - heads, 0),
+                            SHIFT || !stored ? 0 : min(last - heads, heads2), scale2, mean2, eps2};
+    by_head roots = first_roots(first < heads ? &one : &two, &t);
+    some_heads none = two;
+    none.last = none.first;
+    const some_heads after = last > heads ? two : none;
+    norm_and_rotate(&one, &t, &roots, &after);
     if (SHIFT || !stored)
       continue;
-    norm_and_rotate(x2 + x2_offset + batch * x2_batch + token * x2_token, x2_head, y2,
-                    y2_offset + page * y2_batch + row * y2_token, y2_head, 1, max(first - heads, 0),
-                    min(last - heads, heads2), scale2, mean2, eps2, &t);
+    norm_and_rotate(&two, &t, &roots, &none);
     copy_heads(x3 + x3_offset + batch * x3_batch + token * x3_token, x3_head,
                y3 + y3_offset + page * y3_batch + row * y3_token, y3_head, max(first - heads - heads2, 0),
                last - heads - heads2, v_dim);

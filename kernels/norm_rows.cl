@@ -23,15 +23,26 @@ __kernel void rope_norm_rows(__global const element *x, const long x_offset, con
   const int last_token = min(first_token + tokens_per_item, tokens);
   const int first = (int)get_global_id(1) * heads_per_item;
   const int last = min(first + heads_per_item, heads + heads2);
+  by_head roots;
   for (int token = first_token; token < last_token; ++token) {
     const token_angles source = ANGLES_OF(batch * row_stride + token);
     turns t;
     arrange(&t, &source);
-    norm_and_rotate(x + x_offset + batch * x_batch + token * x_token, x_head, y,
-                    y_offset + batch * y_batch + token * y_token, y_head, 0, first, min(last, heads), scale, mean, eps,
-                    &t);
-    norm_and_rotate(x2 + x2_offset + batch * x2_batch + token * x2_token, x2_head, y2,
-                    y2_offset + batch * y2_batch + token * y2_token, y2_head, 0, max(first - heads, 0), last - heads,
-                    scale2, mean2, eps2, &t);
+    const some_heads one = {x + x_offset + batch * x_batch + token * x_token, x_head, y,
+                            y_offset + batch * y_batch + token * y_token, y_head, 0, first, min(last, heads),
+                            scale, mean, eps};
+    const some_heads two = {x2 + x2_offset + batch * x2_batch + token * x2_token, x2_head, y2,
+                            y2_offset + batch * y2_batch + token * y2_token, y2_head, 0, max(first - heads, 0),
+                            last - heads, scale2, mean2, eps2};
+    // The next token's first heads. Their squares can be summed before its angles are known if the norm comes first.
+    some_heads next = first < heads ? one : two;
+    if (!NORM_FIRST || token == first_token)
+      roots = first_roots(&next, &t);
+    next.x += first < heads ? x_token : x2_token;
+    if (!NORM_FIRST || token + 1 == last_token)
+      next.last = next.first;
+    const some_heads after = last > heads ? two : next;
+    norm_and_rotate(&one, &t, &roots, &after);
+    norm_and_rotate(&two, &t, &roots, &next);
   }
 }
