@@ -38,8 +38,11 @@ os.environ["OMP_WAIT_POLICY"] = "passive"
 def opencl_entries(device, arrays, norms, want):
     """Return (name, call) of a device: the copy of the same bytes in its best variants, one launch, and two."""
     queue = queue_for(device)
-    x = tuple(cla.to_device(queue, a) for a in arrays)
-    y, between = (tuple(cla.empty_like(a) for a in x) for _ in range(2))
+    nbytes = sum(a.nbytes for a in arrays)
+    source, target, middle = (cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, nbytes) for _ in range(3))
+    x, y, between = (parts_of(queue, buffer, arrays) for buffer in (source, target, middle))
+    for a, b in zip(x, arrays, strict=True):
+        a.set(b)
     op = clrope.Rope(CONFIG, queue)
     fused, rotated = op.plan(x, 0, out=y, norm=norms), op.plan(between, 0, out=y)
 
@@ -58,10 +61,6 @@ def opencl_entries(device, arrays, norms, want):
         call()
         for a, b in zip(y, want, strict=True):
             assert nmse(a.get(), b) < 1e-6, call
-    nbytes = sum(a.nbytes for a in arrays)
-    flags = cl.mem_flags.READ_WRITE
-    source, target = (cl.Buffer(queue.context, flags, nbytes) for _ in range(2))
-    cl.enqueue_copy(queue, source, np.random.default_rng(0).integers(0, 99, nbytes, np.uint8))
     copies = [(0.0, partial(driver_copy, queue, target, source))]
     text = (Path(benchmark.__file__).parent / "ceilings.cl").read_text()
     for variant in (v for name in ("copy", "stream") for v in variants(name, "cpu")):
@@ -74,6 +73,15 @@ def opencl_entries(device, arrays, norms, want):
     label = "PoCL" if device.platform.startswith("Portable") else "Intel" if "Intel" in device.platform else device.name
     found = [(f"{label} copy {k}", call) for k, (_, _, call) in enumerate(best)]
     return [*found, (f"{label} one launch", one), (f"{label} two launches", two)]
+
+
+def parts_of(queue, buffer, arrays):
+    """Return OpenCL arrays like the given ones, one behind the other: a copy of the buffer has the same memory."""
+    starts = np.cumsum([0, *(a.nbytes for a in arrays)])
+    return tuple(
+        cla.Array(queue, a.shape, a.dtype, data=buffer, offset=int(start))
+        for a, start in zip(arrays, starts, strict=False)
+    )
 
 
 def driver_copy(queue, target, source):
