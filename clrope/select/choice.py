@@ -87,8 +87,8 @@ def _as_measured(variant: Variant, problem: Problem, size: SizeClass) -> Variant
             return variant.changed(angles="cached")
         return variant
     if angles == "cached" and problem.angles.exact:
-        fused = variant.changed(angles="fused")
-        if fused.implementation.supports(problem, fused.parameters) is None:
+        fused = variant.changed(angles="fused").nearest(problem)
+        if fused is not None and fused.angles == "fused":
             return fused
     return variant
 
