@@ -79,7 +79,19 @@ def supports(problem: Problem, p: Parameters) -> str | None:
         return "plain: the caller's tables may hold NaNs with lower bits set"
     if at_once > pairs:
         return f"width: {pairs} pairs do not fill one round of {at_once} pairs"
-    return heads_unsupported(problem, p, store_bytes(problem, p), sum(_rounds(problem, p)))
+    reason = heads_unsupported(problem, p, store_bytes(problem, p), sum(_rounds(problem, p)))
+    return reason or (_torn_lines(problem, p) if p["store"] == "nontemporal" else None)
+
+
+def _torn_lines(problem: Problem, p: Parameters) -> str | None:
+    """Return why lines would be streamed in parts, which is up to ten times as slow as storing them plainly."""
+    pairs, at_once = problem.pairs.pairs, round_pairs(p, problem.pairs.pairing)
+    if pairs % at_once:
+        return f"nontemporal: of {pairs} pairs, the last round of {at_once} stores some twice"
+    run = problem.itemsize * pairs * (2 if problem.pairs.pairing == "normal" else 1)
+    if problem.itemsize >= 4 and store_bytes(problem, p) < 32 and run % 64:
+        return f"nontemporal: short vectors, and {run} bytes are no whole lines"
+    return None
 
 
 def _rounds(problem: Problem, p: Parameters) -> tuple[int, int]:
