@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import mul
 from typing import Any, Literal
 
 import numpy as np
@@ -281,29 +282,29 @@ def _torch_memory(x: Any, argument: str) -> npt.NDArray[Any]:
         raise ShapeError(
             f"{argument}: the tensor has no memory of its own; it stands for another one while torch traces"
         )
-    if not within_storage(x):
+    if not within_storage(x, x.shape, x.stride()):
         raise ShapeError(f"{argument}: the tensor's storage of {x.untyped_storage().nbytes()} bytes does not hold it")
     return host.view(DTYPES["bf16"]) if bf16 else host
 
 
-def within_storage(tensor: Any) -> bool:
-    """Whether a tensor's elements are all in its storage, which may have been resized; quick for contiguous ones."""
-    left = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
-    if tensor.is_contiguous():
-        return bool(tensor.numel() <= left)
-    return bool(1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) <= left)
+def within_storage(tensor: Any, shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a tensor's elements are all in its storage, which may have been resized. shape, strides: its own."""
+    held = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
+    return bool(sum(map(mul, shape, strides)) - sum(strides) < held) or 0 in shape
 
 
-def tensor_address(x: Any) -> int:
-    """Return the address of a torch tensor's first element; 0 where `operand` has to look at the tensor."""
+def tensor_place(x: Any) -> tuple[int, Any, Any] | None:
+    """Return a torch tensor's address, shape and strides; None where `operand` has to look at it."""
     # Within a level of forward-mode differentiation it may have a tangent.
     if x.requires_grad or not x.is_cpu or getattr(sys.modules["torch"].autograd.forward_ad, "_current_level", 0) >= 0:
-        return 0
+        return None
     try:
-        address = 0 if x.is_neg() or x.is_nested else x.data_ptr()
-        return int(address) if address and within_storage(x) else 0
+        if x.is_neg() or x.is_nested:
+            return None
+        address, shape, strides = x.data_ptr(), x.shape, x.stride()
+        return (address, shape, strides) if address and within_storage(x, shape, strides) else None
     except RuntimeError:  # sparse, nested, or wrapped by `torch.func`
-        return 0
+        return None
 
 
 def note_writes(tensors: Sequence[Any]) -> None:

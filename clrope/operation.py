@@ -224,8 +224,9 @@ class Rope:
         queue = first.queue
         if not self._by_name:
             own = self._target()
-            if any(a.context != own.queue.context for a in arrays if a is not None):
-                raise DeviceError("x: the array lives in another OpenCL context than the queue or context given")
+            for array in arrays:
+                if array is not None and array.queue is not own.queue and array.context != own.queue.context:
+                    raise DeviceError("x: the array lives in another OpenCL context than the queue or context given")
             return own
         for array in arrays:
             if array is not None and array.queue is not queue and array.context != first.context:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -104,13 +105,11 @@ def rotate(
             return _prepare(op, x, cos, sin, positions, out, options).run(waits)
         signed, inputs, given, memories, state = found
         call = state.runtime.calls.get(signed)
-        if (
-            call is None
-            or (n_dims is None and _may_be_doubled(inputs[0], cos, layout))
-            or (call.may_overlap and call.overlap(memories))
-        ):
+        if call is None or (call.may_overlap and call.overlap(memories)):
             in_place = [b is a for a, b in zip(inputs, given, strict=True)]
             return _prepare(op, x, cos, sin, positions, out, options).run(waits, signed, in_place)
+        if n_dims is None and not hasattr(cos, "base_data"):
+            _check_not_doubled(inputs[0], cos, sin, layout)
         value = 0
         if positions is not None:
             value = call.source.positions(positions, call.batch, call.seq).value
@@ -182,16 +181,27 @@ def _signed(
     return tuple(key), inputs, given, memories, state
 
 
-def _may_be_doubled(x: Any, cos: Any, layout: str) -> bool:
-    """Whether tables of a prepared call need `_refuse_doubled`: their last row mostly tells."""
+def _check_not_doubled(x: Any, cos: Any, sin: Any, layout: str) -> None:
+    """Raise `ShapeError` as `_refuse_doubled` for host tables of a prepared call; their last row mostly tells."""
     columns = cos.shape[-1]
     head_dim = x.shape[layout.lower().find("d") - len(layout)]
-    if hasattr(cos, "base_data") or columns == head_dim or columns % 2 or 0 in cos.shape:
-        return False
-    row = cos[(-1,) * (len(cos.shape) - 1)]
-    if row[0] != row[columns // 2] and row[0] != row[1]:
-        return False
-    return bool((row[: columns // 2] == row[columns // 2 :]).all() or (row[::2] == row[1::2]).all())
+    if columns == head_dim or columns % 2:
+        return
+    cosine = _numbers(cos)
+    row = cosine[(-1,) * (cosine.ndim - 1)]
+    if row[0] == row[columns // 2] or row[0] == row[1]:
+        sine = _numbers(sin)
+        # One row of one number tells nothing: that of position 0.
+        if row.size < cosine.size or any(t.tobytes() != t.tobytes()[: t.itemsize] * columns for t in (cosine, sine)):
+            _refuse_doubled(cosine, sine)
+
+
+def _numbers(table: Any) -> npt.NDArray[Any]:
+    """Return a table in host memory as a NumPy array; of torch, float16 and bfloat16 as their bits."""
+    if type(table) is np.ndarray:
+        return table
+    array: npt.NDArray[Any] = (table.view(sys.modules["torch"].int16) if table.itemsize == 2 else table).numpy()
+    return array
 
 
 _PLAIN_TYPES = frozenset((str, int, bool, type(None), Variant))

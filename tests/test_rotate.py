@@ -97,6 +97,21 @@ def test_tables_that_cannot_be_told_apart_are_taken(device: clrope.DeviceInfo) -
     assert same(clrope.rotate(x, np.tile(cos, 2), np.tile(sin, 2), device=device.index), want).all()
 
 
+@pytest.mark.parametrize("kind", ["numpy", "float32", "bfloat16"])
+def test_doubled_tables_are_refused_by_prepared_calls(device: clrope.DeviceInfo, kind: str) -> None:
+    """What a table holds may differ from call to call, also at position 0, where one row has one number."""
+    torch = None if kind == "numpy" else pytest.importorskip("torch")
+    make: Any = np.asarray if torch is None else lambda a: torch.from_numpy(a).to(getattr(torch, kind))
+    x = make(np.linspace(-1, 1, 3 * 64, dtype=np.float32).reshape(1, 1, 3, 64))
+    for position in (7, 0, 7):
+        cos, sin = map(make, emulate_cos_sin([position], RopeConfig("neox", 64)))
+        got = clrope.rotate(x, cos, sin, device=device.index)
+        assert bool((got == x).all()) is (position == 0)
+    both = [make(np.tile(t, 2)) for t in emulate_cos_sin([7], RopeConfig("neox", 32))]
+    with pytest.raises(ShapeError, match="each number stands twice in their 32 columns"):
+        clrope.rotate(x, *both, device=device.index)
+
+
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("batched", [True, False])

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Operand, tensor_address
+from ..arrays import Operand, tensor_place
 from ..buffer_place import BUFFER_ALIGNMENT, buffer_place
 from ..errors import ShapeError
 from ..host_memory import SMALLEST_KEPT, check_size, empty
@@ -64,10 +64,10 @@ def _describe(array: Any, types: tuple[Any, Any, Any]) -> tuple[tuple[Any, ...],
         return (array.shape, "opencl", array.dtype, array.strides, array.allocator is None, alignment), array
     torch = sys.modules.get("torch")
     if torch is not None and kind is torch.Tensor:
-        address = tensor_address(array)
-        if address:
-            key = array.shape, "torch", array.dtype, array.stride(), _ALIGNMENTS[address & 63]
-            return key, svm(byte_at(address))
+        place = tensor_place(array)
+        if place is not None:
+            address, shape, strides = place
+            return (shape, "torch", array.dtype, strides, _ALIGNMENTS[address & 63]), svm(byte_at(address))
     return None
 
 

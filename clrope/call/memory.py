@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -49,11 +50,16 @@ class Argument(NamedTuple):
         return first * self.view.itemsize, last * self.view.itemsize
 
 
-def pointer(address: int) -> Any:
-    """Return a `pyopencl.SVM` at an address of host memory."""
+@cache
+def _svm_type() -> Any:
     import pyopencl as cl
 
-    return cl.SVM(byte_at(address))
+    return cl.SVM
+
+
+def pointer(address: int) -> Any:
+    """Return a `pyopencl.SVM` at an address of host memory."""
+    return _svm_type()(byte_at(address))
 
 
 def _offset_setter(a: Argument) -> Callable[[int], None]:

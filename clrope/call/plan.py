@@ -245,4 +245,7 @@ def _like(name: str, given: Any, before: Operand, writable: bool) -> Operand:
 
 def _description(tensor: Any) -> tuple[Any, ...]:
     """Return what a plan has bound of a torch tensor, which torch may replace in the same object."""
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad, within_storage(tensor)
+    shape, strides = tensor.shape, tensor.stride()
+    return (
+        tensor.data_ptr(), tensor.dtype, shape, strides, tensor.requires_grad, within_storage(tensor, shape, strides)
+    )  # fmt: skip

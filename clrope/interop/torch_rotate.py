@@ -122,7 +122,7 @@ class Repeated:
             return None
         state = self._op.target_of_memories((), True)
         call = state.runtime.calls.get(key)
-        if call is None or not all(map(within_storage, tensors)):
+        if call is None or not all(map(within_storage, tensors, *key[2:4])):
             return None
         *xs, cos, sin = tensors
         ys = xs if self._in_place else [*map(self._new, xs)]
@@ -154,15 +154,15 @@ class Repeated:
         if {*map(type, tensors)} != _PLAIN or _in_a_mode():
             return None
         try:
-            return (
-                self, database.generation(), *map(_FACTS, tensors), *map(_STRIDES, tensors), *map(_IS_NEGATIVE, tensors)
-            )  # fmt: skip
+            shapes, strides = (*map(_SHAPE, tensors),), (*map(_STRIDES, tensors),)
+            facts = *map(_FACTS, tensors), *map(_IS_NEGATIVE, tensors)
+            return self, database.generation(), shapes, strides, *facts
         except RuntimeError:  # of what has no strides
             return None
 
 
 _PLAIN = {Tensor}
-_FACTS = attrgetter("dtype", "shape", "requires_grad", "is_cpu", "layout", "is_nested")
+_SHAPE, _FACTS = attrgetter("shape"), attrgetter("dtype", "requires_grad", "is_cpu", "layout", "is_nested")
 _STRIDES, _IS_NEGATIVE, _ADDRESS = Tensor.stride, Tensor.is_neg, Tensor.data_ptr
 #: Bits of an address that are 0 in memory of torch's own.
 _ALIGNED = 63
