@@ -200,7 +200,7 @@ inline void prefetch_line(__global const element *p, const distances ahead) {
     FETCH(p + ahead.near, WINDOWS_ONLY, 3);
   }
 }
-inline void prefetch_lines(__global const element *p, const int length, const distances ahead) {
+INLINE void prefetch_lines(__global const element *p, const int length, const distances ahead) {
   UNROLL_8 for (int k = 0; k < (PREFETCH ? length : 0); k += LINE)
     prefetch_line(p + k, ahead);
   if (WINDOWS_ONLY) // a window may end in a line that no multiple of 64 bytes is in
@@ -232,7 +232,7 @@ inline void copy_elements(__global const element *x, __global element *y, const 
     y[k] = x[k];
 }
 
-inline void rotate_head(__global const element *x, __global element *y, const turns *t, const distances ahead) {
+INLINE void rotate_head(__global const element *x, __global element *y, const turns *t, const distances ahead) {
   __global const element *from = x + WINDOW;
   __global element *to = y + WINDOW;
   if (!INTERLEAVED)
