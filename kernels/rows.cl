@@ -226,11 +226,16 @@ inline void prefetch_line(__global const element *p, const distances ahead) {
     FETCH(p + ahead.near, WINDOWS_ONLY, 3);
   }
 }
-INLINE void prefetch_lines(__global const element *p, const int length, const distances ahead) {
-  UNROLL_8 for (int k = 0; k < (PREFETCH ? length : 0); k += LINE)
+// Some drivers unroll loops before they inline functions: so this has bounds of its own.
+INLINE void prefetch_window(__global const element *p, const distances ahead) {
+  UNROLL_8 for (int k = 0; k < (PREFETCH ? 2 * PAIRS : 0); k += LINE)
     prefetch_line(p + k, ahead);
-  if (WINDOWS_ONLY) // a window may end in a line that no multiple of 64 bytes is in
-    prefetch_line(p + length - 1, ahead);
+  if (WINDOWS_ONLY) // it may end in a line that no multiple of 64 bytes is in
+    prefetch_line(p + 2 * PAIRS - 1, ahead);
+}
+inline void prefetch_lines(__global const element *p, const int length, const distances ahead) {
+  for (int k = 0; k < (PREFETCH ? length : 0); k += LINE)
+    prefetch_line(p + k, ahead);
 }
 
 // Copies bits, so that NaN payloads and subnormals pass untouched: by lines where any place will do.
@@ -262,7 +267,7 @@ INLINE void rotate_head(__global const element *x, __global element *y, const tu
   __global const element *from = x + WINDOW;
   __global element *to = y + WINDOW;
   if (!INTERLEAVED)
-    prefetch_lines(from, 2 * PAIRS, ahead);
+    prefetch_window(from, ahead);
   round_of_pairs left;
   if (LEFT) // before anything is stored, which may be in the same place
     left = rotate(from, t, ROUNDED);
