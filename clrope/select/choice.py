@@ -48,9 +48,13 @@ def select(device: DeviceInfo, problem: Problem, nbytes: int, preferred: Variant
 def like_rotation(device: DeviceInfo, problem: Problem, nbytes: int, kernel: Kernel) -> Variant:
     """Return a kernel with the vectors, stores and angles that are best for a problem's rotation alone.
 
-    A norm has vectors of its own width, and computes exact angles: never slower where it was measured.
+    A norm is of whole heads, whatever part of them is rotated: then as for a rotation of as many of its pairs as whole
+    vectors have. It has vectors of its own width, and computes exact angles: never slower where it was measured.
     """
-    values = select(device, replace(problem, norm=None, slots=None), nbytes).parameters
+    pairs = problem.pairs
+    if problem.norm is not None and pairs.rest:
+        pairs = replace(pairs, pairs=pairs.head_dim // 64 * 32 or pairs.head_dim // 2, window=0)
+    values = select(device, replace(problem, norm=None, slots=None, pairs=pairs), nbytes).parameters
     if problem.norm is not None and device.kind == "cpu" and values.get("access") == "clang":
         values["width"] = norm_width(device, problem.dtype)
         if problem.angles.exact and not problem.angles.sections:

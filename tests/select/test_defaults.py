@@ -96,6 +96,8 @@ def test_a_norm_has_a_width_of_its_own_and_computes_angles(
     normed = replace(at, dtype=dtype, norm=NormForm("head", "before", "once", 1e-6, 128))
     variant = select(target, normed, 64 << 20)
     assert (variant.kernel, variant.width, variant.angles) == ("norm_rows", width, "fused")
+    alone = replace(normed, pairs=PairLayout.none(128))
+    assert select(target, alone, 64 << 20) == variant
 
 
 def test_each_row_says_where_it_comes_from() -> None:
