@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 OUT = ROOT / "clrope/io/data/hf_models.json"
 _ROTARY = re.compile("(Rotary(Positional)?|Rope(Position)?)Embedding$")
 _APPLY = re.compile("apply_rotary")
-#: The spellings that configuration classes, or published files, have.
+#: Names in configuration classes and in published files.
 THETA_KEYS = (
     *("rope_theta", "rotary_emb_base", "rope_local_base_freq", "global_rope_theta", "local_rope_theta"),
     *("swa_rope_theta", "rotary_embedding_base"),

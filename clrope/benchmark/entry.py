@@ -254,7 +254,7 @@ def _turn(members: list[BenchmarkEntry], draw: random.Random, warm_up: bool, aud
 def _checked(entry: BenchmarkEntry, calls: int, call: Callable[..., object], draw: random.Random) -> None:
     """Make calls that are recorded, each on a damaged output; compare what they wrote, until one is wrong.
 
-    Between them are calls that find a part of a right output, at places drawn anew: they are not recorded, because a
+    Between them are calls that find a part of a right output, at random places: they are not recorded, because a
     kernel may leave work out there, and are wrong if it does. As many calls go in a row as there are sets.
     """
     outputs = entry.outputs

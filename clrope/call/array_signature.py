@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
 from math import gcd
 from typing import Any
 
@@ -17,7 +16,7 @@ from ..errors import ShapeError
 from ..host_memory import SMALLEST_KEPT, check_size, empty
 from ..layout import TensorView
 from .call import Maker
-from .memory import byte_at
+from .memory import byte_at, opencl_types
 
 #: Alignment of an address, at most 64, by its last six bits.
 _ALIGNMENTS = tuple(gcd(BUFFER_ALIGNMENT, k) for k in range(BUFFER_ALIGNMENT))
@@ -30,15 +29,6 @@ def alignment_of_operand(operand: Operand) -> int:
     if operand.kind == "opencl":
         return gcd(buffer_place(operand.array.base_data).alignment, operand.view.offset * operand.view.itemsize)
     return _ALIGNMENTS[operand.address & 63]
-
-
-@cache
-def _opencl_types() -> tuple[Any, Any, Any]:
-    """Return the types of host memory and of OpenCL arrays, and the errors for what is no plain host memory."""
-    import pyopencl as cl
-    import pyopencl.array as cla
-
-    return cl.SVM, cla.Array, (ValueError, cl.Error)
 
 
 def _describe(array: Any, types: tuple[Any, Any, Any]) -> tuple[tuple[Any, ...], Any] | None:
@@ -85,7 +75,7 @@ def signature(
         return None
     key: list[Any] = []
     memories: list[Any] = []
-    types = _opencl_types()
+    types = opencl_types()
     opencl_array = types[1]
     on_host = type(inputs[0]) is not opencl_array
     sides: list[Any] = []
@@ -122,7 +112,7 @@ def result_maker(x: Operand) -> tuple[Maker, TensorView, int]:
     small = nbytes < SMALLEST_KEPT
     alignment = _SMALL_ALIGNMENT if small else BUFFER_ALIGNMENT
     if x.kind == "numpy":
-        new, svm = np.empty if small else empty, _opencl_types()[0]
+        new, svm = np.empty if small else empty, opencl_types()[0]
 
         def make(_: Any, __: Any) -> tuple[Any, Any]:
             made = new(shape, dtype)
@@ -150,7 +140,7 @@ def result_maker(x: Operand) -> tuple[Maker, TensorView, int]:
 
 def _torch_maker(new: Callable[[Any], Any]) -> Maker:
     """Return what makes a tensor with its memory by `new`, which torch's modes and default device may change."""
-    svm = _opencl_types()[0]
+    svm = opencl_types()[0]
 
     def make(a: Any, _: Any) -> tuple[Any, Any]:
         try:

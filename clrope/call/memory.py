@@ -51,15 +51,17 @@ class Argument(NamedTuple):
 
 
 @cache
-def _svm_type() -> Any:
+def opencl_types() -> tuple[Any, Any, Any]:
+    """Return the types of host memory and of OpenCL arrays, and the errors for what is no plain host memory."""
     import pyopencl as cl
+    import pyopencl.array as cla
 
-    return cl.SVM
+    return cl.SVM, cla.Array, (ValueError, cl.Error)
 
 
 def pointer(address: int) -> Any:
     """Return a `pyopencl.SVM` at an address of host memory."""
-    return _svm_type()(byte_at(address))
+    return opencl_types()[0](byte_at(address))
 
 
 def _offset_setter(a: Argument) -> Callable[[int], None]:
@@ -239,7 +241,7 @@ class Uploaded(Mapped):
         self._flag = cl.mem_flags.COPY_HOST_PTR
 
     def before(self) -> None:
-        """Nothing: a call binds them anew."""
+        """Do nothing: each call binds new buffers."""
 
 
 #: The kinds of memory whose arguments are bound as they are; 'copied' tensors travel in pieces (`transfer.py`).

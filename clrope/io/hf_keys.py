@@ -1,4 +1,4 @@
-"""Root keys of a Hugging Face `config.json` that concern the rotation, in all spellings, and what they say."""
+"""Root keys of a Hugging Face `config.json` that concern the rotation, under all their names, and what they say."""
 
 from __future__ import annotations
 
