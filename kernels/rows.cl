@@ -66,8 +66,8 @@ inline pair_of_vectors load(__global const element *p) {
   return (pair_of_vectors){AS(float, v << 16), AS(float, v & 0xffff0000u)};
 }
 #if defined(CLANG_VECTORS) && defined(PLAIN_NAN)
-// Rounded together, as lanes of 16 bits that stay and that go: up if those that go are more than half of the last place
-// that stays, or half of it where that is odd. With AVX2 1 to 3 % faster than one after the other.
+// Both are rounded at once, as 16-bit lanes: `stays` is the upper half of each float, `goes` the lower one. Up if `goes`
+// is more than half of the last place of `stays`, or just half of it and that is odd. With AVX2 1 to 3 % faster.
 typedef ushort short_lanes __attribute__((ext_vector_type(2 * W)));
 typedef union {
   uints words;
@@ -222,7 +222,7 @@ inline void prefetch_line(__global const element *p, const distances ahead) {
     FETCH(p + ahead.near, WINDOWS_ONLY, 3);
   }
 }
-// Some drivers unroll loops before they inline functions: so this has bounds of its own.
+// Its bounds are constants, not arguments, because some drivers unroll loops before they inline functions.
 INLINE void prefetch_window(__global const element *p, const distances ahead) {
   UNROLL_8 for (int k = 0; k < (PREFETCH ? 2 * PAIRS : 0); k += LINE)
     prefetch_line(p + k, ahead);

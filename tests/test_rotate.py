@@ -333,14 +333,14 @@ def test_an_output_over_a_table_is_refused(device: clrope.DeviceInfo, opencl: bo
     if opencl:
         memory = cla.to_device(runtime_for(device).queue, memory)
     x, table = memory[:240].reshape(5, 3, 16), memory[300:340].reshape(5, 8)
-    beside, over = memory[340:580].reshape(5, 3, 16), memory[339:579].reshape(5, 3, 16)
+    adjacent, over = memory[340:580].reshape(5, 3, 16), memory[339:579].reshape(5, 3, 16)
     apart = memory[900:940].reshape(5, 8)
     for tables in ((table, apart), (apart, table)):
         rotate = partial(clrope.rotate, x, *tables, device=device.index)
-        plan = rotate_plan(x, *tables, device=device.index, out=beside)
+        plan = rotate_plan(x, *tables, device=device.index, out=adjacent)
         for call in (rotate, plan.run):
             for _ in range(2):
-                call(out=beside)
+                call(out=adjacent)
                 with pytest.raises(ShapeError, match="out: an output overlaps cos or sin"):
                     call(out=over)
     with pytest.raises(ShapeError, match="out: an output overlaps cos or sin"):

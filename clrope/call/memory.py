@@ -32,7 +32,7 @@ class Argument(NamedTuple):
     launch:  whose argument number it is, and the number of its offset (None: the kernel takes none).
     side:    the tensor: 2k the input, 2k + 1 the output of part k; those behind are tables of the caller.
     view:    the tensor's elements that are touched, from element [0, 0, 0, 0] on: its offset is where they begin.
-    made:    whether the call itself makes the tensor, so that it lies within its memory.
+    made:    whether the call itself makes the tensor, so that it is within its memory.
     """
 
     launch: Launch
@@ -99,7 +99,7 @@ class Device:
         ]  # fmt: skip
 
     def bind(self, memories: Sequence[Any]) -> None:
-        """Set the arguments; raises `ShapeError` for an array that does not lie within its buffer."""
+        """Set the arguments; raises `ShapeError` for an array that is not within its buffer."""
         for set_arg, number, place, made, side, item, start, first, last in self._setters:
             array = memories[side]
             buffer, at = array.base_data, array.offset

@@ -48,8 +48,9 @@ def select(device: DeviceInfo, problem: Problem, nbytes: int, preferred: Variant
 def like_rotation(device: DeviceInfo, problem: Problem, nbytes: int, kernel: Kernel) -> Variant:
     """Return a kernel with the vectors, stores and angles that are best for a problem's rotation alone.
 
-    A norm is of whole heads, whatever part of them is rotated: then as for a rotation of as many of its pairs as whole
-    vectors have. It has vectors of its own width, and computes exact angles: never slower where it was measured.
+    A norm reads and writes whole heads, so a rotation of whole heads (of a multiple of 32 pairs) is looked up even if
+    only a part is rotated. It has vectors of its own width, and computes exact angles: never slower where it was
+    measured.
     """
     pairs = problem.pairs
     if problem.norm is not None and pairs.rest:

@@ -37,8 +37,8 @@ VARIANT_LIMIT = 30.0
 NBYTES: Mapping[SizeClass, int] = {"small": 64 << 10, "medium": 4 << 20, "large": 64 << 20}
 #: Seconds that one run on the large size shall take at most; slower devices are measured on less.
 _LONGEST_RUN = 0.1
-#: Sets of buffers for the large size, at least: which of two variants is faster depends on where in memory they are, by
-#: up to a tenth. And the seconds that filling all sets shall take at most.
+#: The fewest sets of buffers for the large size: where in memory they are makes one variant or another up to a tenth
+#: faster. And the seconds that filling all sets may take.
 _PLACES, _LONGEST_FILL = 8, 1.0
 #: Seconds below which a group is not started.
 _LEAST_SECONDS = 1.0

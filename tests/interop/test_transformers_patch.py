@@ -155,7 +155,7 @@ def test_models_forward_and_backward(device, gen, rotations, model_type):
             assert torch.equal(got, logits)
         else:
             assert off(got, logits) <= 1e-5
-        # Sums over tokens are made in another order where gradients of q and k lie in memory in another one.
+        # Sums over tokens are made in another order where gradients of q and k have another order in memory.
         for name, gradient in gradients.items():
             assert off(got_gradients[name], gradient) <= 1e-4, name
     assert torch.equal(model(ids).logits, logits)

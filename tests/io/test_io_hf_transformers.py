@@ -331,8 +331,8 @@ def test_phimoe(seq_len: int) -> None:
 
 @pytest.mark.parametrize("model_type", ["hunyuan_v1_dense", "hunyuan_v1_moe"])
 def test_hunyuan_s_alpha(model_type: str) -> None:
-    beside = {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0, "factor": 1.0}
-    given = {**SMALL, **HEAD, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, **beside}}
+    ignored = {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0, "factor": 1.0}
+    given = {**SMALL, **HEAD, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, **ignored}}
     hf = build(model_type, **copy.deepcopy(given))
     config = RopeConfig.from_hf({"model_type": model_type, **given})
     assert_same(config, *tables(families()[model_type], hf)[None], model_type)
