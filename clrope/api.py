@@ -60,12 +60,7 @@ def rope(
         positions = _packed(x, positions, layout, cu_seqlens, offsets)
     elif positions is None or offsets is not None:
         positions = chosen_positions(positions, offsets, "offsets, or cu_seqlens")
-    return operation(config, device)(x, positions, forward, out, layout, wait_for=wait_for, norm=norm)
-
-
-def operation(config: RopeConfig, device: Any = None) -> Rope:
-    """Return the `Rope` of a configuration on a device, None for the default one."""
-    return Rope(config, "auto" if device is None else device)
+    return Rope(config, device)(x, positions, forward, out, layout, wait_for=wait_for, norm=norm)
 
 
 def _packed(x: Any, positions: Any, layout: str, cu_seqlens: Any, offsets: Any) -> Any:

@@ -289,20 +289,26 @@ def _torch_memory(x: Any, argument: str) -> npt.NDArray[Any]:
 
 def within_storage(tensor: Any, shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether a tensor's elements are all in its storage, which may have been resized. shape, strides: its own."""
-    held = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
-    return bool(sum(map(mul, shape, strides)) - sum(strides) < held) or 0 in shape
+    last = sum(map(mul, shape, strides)) - sum(strides)
+    return bool(last * tensor.itemsize < held_bytes(tensor)) or 0 in shape
+
+
+def held_bytes(tensor: Any) -> int:
+    """Return the bytes of a tensor's storage from its first element on."""
+    return int(tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.itemsize)
 
 
 def tensor_place(x: Any) -> tuple[int, Any, Any] | None:
-    """Return a torch tensor's address, shape and strides; None where `operand` has to look at it."""
+    """Return a torch tensor's address, shape and strides (None: C order); None where `operand` has to look at it."""
     # Within a level of forward-mode differentiation it may have a tangent.
     if x.requires_grad or not x.is_cpu or getattr(sys.modules["torch"].autograd.forward_ad, "_current_level", 0) >= 0:
         return None
     try:
-        if x.is_neg() or x.is_nested:
+        if x.is_neg():
             return None
-        address, shape, strides = x.data_ptr(), x.shape, x.stride()
-        return (address, shape, strides) if address and within_storage(x, shape, strides) else None
+        address, shape, strides = x.data_ptr(), x.shape, None if x.is_contiguous() else x.stride()
+        held = x.nbytes <= held_bytes(x) if strides is None else within_storage(x, shape, strides)
+        return (address, shape, strides) if address and held else None
     except RuntimeError:  # sparse, nested, or wrapped by `torch.func`
         return None
 

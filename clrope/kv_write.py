@@ -61,7 +61,7 @@ def rope_cache(
     Where a device does not reach the cache's host memory, its rows are written by the host.
     Raises `ConfigError`, `ShapeError`, `DeviceError`, `BuildError` before anything is launched.
     """
-    op = Rope(config, "auto" if device is None else device)
+    op = Rope(config, device)
     waits = () if wait_for is None else check_events(wait_for)
     norms = _norms_of(norm, v is not None)
     write = _CacheWrite(op, (q, k) if v is None else (q, k, v), positions, cache, norms, out, layout)
@@ -118,7 +118,8 @@ class _CacheWrite(NamedTuple):
         except (ShapeError, ConfigError, DeviceError):
             return None
         forms = [None if n is None else n.form for n in self.norms]
-        signed = ("cache", *key, self.op.config, where.form, letters, self.layout, *forms, database.generation(), state)
+        read = database.snapshot.times
+        signed = ("cache", *key, self.op.config, where.form, letters, self.layout, *forms, read, state)
         return signed, state, outputs, memories, where, tokens
 
     def _checked(self, waits: Sequence[Any], signed: Any) -> Any:
@@ -195,7 +196,7 @@ def shift_cache(
     slots, rows = np.ascontiguousarray(slots[kept]), np.ascontiguousarray(rows[..., kept])
     if not slots.size or 0 in shape:
         return
-    op = Rope(own, "auto" if device is None else device)
+    op = Rope(own, device)
     with opencl_errors(op.device_name):
         state = op.target_of([arrays.k])
         access = reachable(state, [arrays.k])

@@ -39,7 +39,7 @@ def rms_norm(
     `ConfigError`, `ShapeError`, `DeviceError`, `BuildError` before anything is launched.
     """
     waits = () if wait_for is None else check_events(wait_for)
-    op = Rope(_UNUSED, "auto" if device is None else device)
+    op = Rope(_UNUSED, device)
     inputs, several = inputs_of(x, layout)
     norms = checked_norms(norm, x)
     if not norms or None in norms:

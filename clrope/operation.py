@@ -38,9 +38,9 @@ _PLAIN = LIMIT - LONGEST_AXIS
 class Rope:
     """A configuration bound to a device: `op(x, positions)`, `op.plan(...)`, `op.cos_sin(positions)`.
 
-    device: anything `clrope.device` takes; a caller's own Context or CommandQueue is used as it is. Nothing is started
-    before the first plan. variant: a kernel variant to use instead of the chosen one. kernel: a kernel of your own
-    (`clrope.lab.load`); calls that it cannot express raise `UnsupportedError`.
+    device: anything `clrope.device` takes; None is 'auto'. A caller's own Context or CommandQueue is used as it is.
+    Nothing is started before the first plan. variant: a kernel variant to use instead of the chosen one. kernel: a
+    kernel of your own (`clrope.lab.load`); calls that it cannot express raise `UnsupportedError`.
 
     A copy is on the same device, context or queue. Pickled, it finds its device again in the other process, or raises
     `DeviceError` there when it is used.
@@ -62,13 +62,17 @@ class Rope:
             if variant is not None:
                 raise ConfigError("kernel: given together with variant, which is of another kernel")
             variant = Variant(kernel if kernel.configured is None else kernel.configured(config))
-        check_variant(variant)
+        if variant is not None:
+            check_variant(variant)
         self.config = config
         self.variant = variant
         # 'auto': the environment may choose, as for clrope.device().
         self._selector = None if isinstance(device, str) and device == "auto" else device
-        self._by_name = self._selector is None or isinstance(self._selector, (str, DeviceInfo))
         self._own: QueueState | None = None
+
+    @property
+    def _by_name(self) -> bool:
+        return self._selector is None or isinstance(self._selector, (str, DeviceInfo))
 
     def __copy__(self) -> Rope:
         return _unpickled(self.config, self._selector, self.variant)
@@ -120,10 +124,9 @@ class Rope:
                 form, value = COUNTING, positions
             else:
                 form, value = self._positions(x, inputs[0].shape, positions, forward, out, layout)
-            key += (self.config, self.variant, forward, layout, several, database.generation(), form, state)
+            signed = (*key, self.config, self.variant, forward, layout, several, database.snapshot.times, form, state)
             if norms:
-                key += [None if n is None else n.form for n in norms]
-            signed = tuple(key)
+                signed += tuple(None if n is None else n.form for n in norms)
             call = state.runtime.calls.get(signed)
             if call is None or (call.may_overlap and call.overlap(memories)):
                 in_place = [b is a for a, b in zip(inputs, given, strict=True)]

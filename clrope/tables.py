@@ -98,7 +98,7 @@ def rotate(
         positions = chosen_positions(positions, offsets)
     options = _Options(mode, layout, n_dims, n_offs, forward, full_tables, out_mode, transfer, variant)
     waits = () if wait_for is None else check_events(wait_for)
-    op = Rope(_PLAIN, "auto" if device is None else device)
+    op = Rope(_PLAIN, device)
     try:
         found = _signed(op, x, cos, sin, positions, out, options)
         if found is None:
@@ -150,7 +150,7 @@ def rotate_plan(
     if offsets is not None:
         positions = chosen_positions(positions, offsets)
     options = _Options(mode, layout, n_dims, n_offs, forward, full_tables, out_mode, transfer, variant)
-    op = Rope(_PLAIN, "auto" if device is None else device)
+    op = Rope(_PLAIN, device)
     with opencl_errors(op.device_name):
         return Plan(_prepare(op, x, cos, sin, positions, out, options))
 
@@ -177,8 +177,8 @@ def _signed(
     key, given, memories, on_host = found
     state = op.target_of_memories(memories, on_host)
     # 1 and True are equal, and have one place in a dictionary.
-    key += (options, *map(type, options), several, database.generation(), form, state)
-    return tuple(key), inputs, given, memories, state
+    signed = (*key, options, *map(type, options), several, database.snapshot.times, form, state)
+    return signed, inputs, given, memories, state
 
 
 def _check_not_doubled(x: Any, cos: Any, sin: Any, layout: str) -> None:

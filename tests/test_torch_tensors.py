@@ -65,6 +65,24 @@ def test_views(device: clrope.DeviceInfo, name: str, rng: np.random.Generator) -
                 emulate_rope(array(view).transpose(0, 2, 1, 3), 5, CONFIG)).all()  # fmt: skip
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 4, 16), (1, 5, 1, 16), (3, 1, 1, 16)])
+@pytest.mark.parametrize("odd_first", [True, False])
+def test_strides_of_axes_of_length_one(
+    device: clrope.DeviceInfo, shape: tuple[int, ...], odd_first: bool, rng: np.random.Generator
+) -> None:
+    """torch calls a tensor contiguous whatever those are: calls of both kinds are kept as one."""
+    config = RopeConfig("neox", 12, freq_base=float(rng.uniform(100, 1e6)))  # of which no call is kept yet
+    x = rng.uniform(-1, 1, shape).astype(np.float32)
+    strides = [step if length > 1 else 1007 for step, length in zip(tensor(x).stride(), shape, strict=True)]
+    odd = tensor(np.empty(4096, np.float32)).as_strided(shape, strides).copy_(tensor(x))
+    assert odd.is_contiguous()
+    for given in (odd, tensor(x)) if odd_first else (tensor(x), odd):
+        got, out = clrope.rope(given, 3, config, device=device.index), torch.full(shape, torch.nan)
+        clrope.rope(given, 3, config, out=out, device=device.index)
+        for result in (got, out):
+            assert same(array(result), emulate_rope(x, 3, config)).all()
+
+
 def test_plan_and_tuples(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     q, k = (tensor(rng.uniform(-1, 1, (4, n, 16)).astype(np.float32)) for n in (3, 1))
     plan = clrope.Rope(CONFIG, device.index).plan((q, k), 7)

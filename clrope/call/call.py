@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from math import gcd
 from typing import Any, Literal, NamedTuple
 
@@ -110,7 +111,8 @@ class Call:
         self.several, self.tables_access = several, tables_access
         self.parts = _copied_if_too_large(parts, state.runtime.info.max_alloc) if steps is None else list(parts)
         self.batch, self.seq = parts[0].x.shape[:2]
-        self.makers = [part.make for part in parts]
+        #: What makes new outputs, with the output's number.
+        self._makers = [(k, part.make) for k, part in enumerate(parts) if part.make is not None]
         #: The parts whose output is a torch tensor of the caller's.
         self.tensors = [k for k, part in enumerate(parts) if part.tensor]
         self.on_host = all(part.access != "device" for part in parts)
@@ -124,6 +126,8 @@ class Call:
                 *((2 * len(parts) + k, False, view) for k, view in enumerate(source.sides)),
             )
         ]
+        #: Bytes that each input and each of the caller's tables reaches to behind element [0, 0, 0, 0].
+        self.reach = [view.span[1] * view.itemsize for view in (*(part.x for part in parts), *source.sides)]
         #: Numbers of the sides that are OpenCL arrays which are written.
         self._written = [
             2 * k + side
@@ -132,7 +136,7 @@ class Call:
             if part.access == "device" and (side or part.in_place)
         ]
         #: Whether a written side may share memory with another one, which then has to be looked at.
-        self.may_overlap = any(make is None for make in self.makers) and len(self._compared) > 1
+        self.may_overlap = len(self._makers) < len(parts) and len(self._compared) > 1
         self.copied = 0
         self.steps = self._chosen(forward, variant, copy_chunk_bytes) if steps is None else list(steps)
         for step in self.steps:
@@ -216,23 +220,31 @@ class Call:
 
     def overlap(self, memories: Sequence[Any]) -> bool:
         """Whether a written side shares memory with another one. memories: None for new results."""
-        before: list[tuple[int, int, int, int, bool, TensorView]] = []
-        for k, written, view, first, last in self._compared:
+        spans = []
+        for number, (k, _, _, first, last) in enumerate(self._compared):
             memory = memories[k]
             if memory is None:
                 continue
-            if self.on_host or not hasattr(memory, "base_data"):
+            if self.on_host:
                 space, start = HOST, memory.svm_ptr
             else:
                 space, start, _, _ = buffer_place(memory.base_data)
                 start += memory.offset
-            low, high = start + first, start + last
-            for other, other_start, other_low, other_high, other_written, other_view in before:
-                ranges = space == other and low < other_high and other_low < high and (written or other_written)
-                # Those of slices of one tensor overlap, too, such as those of q and k in qkv.
-                if ranges and views_overlap(other_view, view, start - other_start):
-                    return True
-            before.append((space, start, low, high, written, view))
+            spans.append((space, start + first, start + last, start, number))
+        spans.sort()
+        before = end = -1
+        for space, low, high, _, _ in spans:
+            if low < end and space == before:
+                break
+            before, end = space, high
+        else:
+            return False  # mostly all are apart
+        for (space, _, high, start, k), (other, low, _, other_start, j) in combinations(spans, 2):
+            (_, written, view, *_), (_, other_written, other_view, *_) = self._compared[k], self._compared[j]
+            # Those of slices of one tensor overlap, too, such as those of q and k in qkv.
+            ranges = space == other and low < high and (written or other_written)
+            if ranges and views_overlap(view, other_view, other_start - start):
+                return True
         return False
 
     def run(
@@ -244,9 +256,8 @@ class Call:
         outputs: None for new ones. memories: inputs and outputs in turn, None for new ones, then tables. value: of
         positions, in this call's form. norms: one for each tensor, () for none. slots: of a KV cache, one per token.
         """
-        for k, make in enumerate(self.makers):
-            if make is not None:
-                outputs[k], memories[2 * k + 1] = make(inputs[k], self.state)
+        for k, make in self._makers:
+            outputs[k], memories[2 * k + 1] = make(inputs[k], self.state)
         try:
             runner = self._free.pop()  # atomic, so no two threads get the same one
         except IndexError:

@@ -14,9 +14,9 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import torch
 from torch import Tensor
 
-from ..api import operation
 from ..config import RopeConfig
 from ..errors import ConfigError
+from ..operation import Rope
 from .torch_rotate import check_memory, parsed_config
 
 #: Where the columns of a pair are: one column; i and i + pairs; 2i and 2i + 1.
@@ -123,7 +123,7 @@ def _cos_sin(positions: Tensor, *, config: str, device: str | None = None) -> tu
     check_memory("position_ids", positions)
     parsed = parsed_config(config)
     rows = positions.reshape(positions.shape[0], -1) if parsed.uses_sections else positions.reshape(-1)
-    cos, sin = (torch.from_numpy(t) for t in operation(parsed, device).cos_sin(rows.numpy()))
+    cos, sin = (torch.from_numpy(t) for t in Rope(parsed, device).cos_sin(rows.numpy()))
     shape = _shape(positions, parsed)
     return cos.reshape(shape), sin.reshape(shape)
 

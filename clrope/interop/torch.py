@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..api import operation
 from ..config import Mode, RopeConfig
 from ..errors import ConfigError, DeviceError, ShapeError, renamed, shown
 from ..io.config_values import MOST_REAL
+from ..operation import Rope
 from ..tables import rotate_plan
 
 _STORAGE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -201,7 +201,7 @@ def _rope(
         parsed = _config(n, 1.0 if given.position_ids is not None else scale, base, interleaved, factors)
     positions = _positions(x, given.position_ids, given.offset, start)
     if y.numel():
-        op = operation(parsed)
+        op = Rope(parsed)
         for x4, y4, (p,) in _calls(x, y, [positions]):
             op(x4, p.numpy(), forward=not transpose, out=y4, layout="bnsd")
     return y

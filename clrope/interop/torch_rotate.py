@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache, partial, reduce
 from itertools import chain
-from operator import attrgetter, or_
+from operator import attrgetter, le, or_
 from typing import Any, cast
 
 import torch
@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..api import rope as _rope_arrays
-from ..arrays import within_storage
+from ..arrays import held_bytes
 from ..call.events import raise_opencl_error
-from ..call.memory import pointer
+from ..call.memory import byte_at, opencl_types
 from ..config import RopeConfig
 from ..errors import ConfigError, DeviceError, ShapeError, shown
 from ..layout import parse_layout
@@ -108,27 +108,33 @@ class Repeated:
     """
 
     def __init__(self, device: str | None, contiguous: bool, in_place: bool) -> None:
-        self._op = Rope(RopeConfig("neox"), "auto" if device is None else device)
+        self._op = Rope(RopeConfig("neox"), device)
         self._new = partial(torch.empty_like, memory_format=torch.contiguous_format) if contiguous else torch.empty_like
-        self._in_place = in_place
+        self._in_place, self._svm = in_place, opencl_types()[0]
 
     def run(self, tensors: Sequence[Any]) -> Any:
         """Return rotated tensors, new ones or in place; None, and nothing done, where `rotate` is needed.
 
         tensors: x, ..., cos, sin.
         """
-        key = self._key(tensors)
-        if key is None:
+        found = self._signed(tensors)
+        if found is None:
             return None
+        key, addresses = found
         state = self._op.target_of_memories((), True)
         call = state.runtime.calls.get(key)
-        if call is None or not all(map(within_storage, tensors, *key[2:4])):
+        if call is None or not all(map(le, call.reach, map(held_bytes, tensors))):
             return None
-        *xs, cos, sin = tensors
-        ys = xs if self._in_place else [*map(self._new, xs)]
-        addresses = [*map(_ADDRESS, (*chain.from_iterable(zip(xs, ys)), cos, sin))]  # noqa: B905 - of one length
-        memories = [*map(pointer, addresses)]
-        if reduce(or_, addresses) & _ALIGNED or (self._in_place and call.overlap(memories)):
+        xs = ys = [*tensors[:-2]]
+        if not self._in_place:
+            ys = [*map(self._new, xs)]
+            addresses += map(_ADDRESS, ys)
+        if reduce(or_, addresses) & _ALIGNED:
+            return None
+        made = [*map(self._svm, map(byte_at, addresses))]
+        outputs = made if self._in_place else made[len(tensors) :]
+        memories = [*chain.from_iterable(zip(made, outputs[: len(xs)])), *made[len(xs) : len(tensors)]]  # noqa: B905
+        if self._in_place and call.overlap(memories):
             return None
         try:
             return call.run(xs, ys, memories, 0)
@@ -141,28 +147,29 @@ class Repeated:
 
         columns: those of cos and sin that are used. options: of `clrope.rotate`.
         """
-        key = self._key(tensors)
+        found = self._signed(tensors)
         *xs, cos, sin = tensors
-        if key is None or reduce(or_, map(_ADDRESS, tensors)) & _ALIGNED or not all(map(Tensor.numel, xs)):
+        if found is None or reduce(or_, found[1]) & _ALIGNED or not all(map(Tensor.numel, xs)):
             return
         ys = xs if self._in_place else [*map(self._new, xs)]
         with suppress(ShapeError):
             call = rotate_call(self._op, xs, cos[..., :columns], sin[..., :columns], ys, **options)
-            call.state.runtime.calls.put(key, call)
+            call.state.runtime.calls.put(found[0], call)
 
-    def _key(self, tensors: Sequence[Any]) -> tuple[Any, ...] | None:
-        if {*map(type, tensors)} != _PLAIN or _in_a_mode():
+    def _signed(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], list[int]] | None:
+        """Return (key of the call, addresses) of tensors; None if `rotate` has to look at them."""
+        if {*map(type, tensors)} != _PLAIN or torch._C._len_torch_dispatch_stack() or _in_forward_mode():
             return None
         try:
-            shapes, strides = (*map(_SHAPE, tensors),), (*map(_STRIDES, tensors),)
-            facts = *map(_FACTS, tensors), *map(_IS_NEGATIVE, tensors)
-            return self, database.generation(), shapes, strides, *facts
-        except RuntimeError:  # of what has no strides
+            facts = *map(_FACTS, tensors), *map(_STRIDES, tensors), *map(_IS_NEGATIVE, tensors)
+            addresses = [*map(_ADDRESS, tensors)]
+        except RuntimeError:  # of what is not strided, or wrapped by `torch.func`
             return None
+        return ((self, database.snapshot.times, *facts), addresses) if all(addresses) else None
 
 
 _PLAIN = {Tensor}
-_SHAPE, _FACTS = attrgetter("shape"), attrgetter("dtype", "requires_grad", "is_cpu", "layout", "is_nested")
+_FACTS = attrgetter("shape", "dtype", "requires_grad", "is_cpu")
 _STRIDES, _IS_NEGATIVE, _ADDRESS = Tensor.stride, Tensor.is_neg, Tensor.data_ptr
 #: Bits of an address that are 0 in memory of torch's own.
 _ALIGNED = 63
@@ -176,7 +183,11 @@ def _watched(tensors: Sequence[Tensor | None]) -> bool:
 def _in_a_mode() -> bool:
     if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
         return True
-    return getattr(forward_ad, "_current_level", -1) >= 0
+    return _in_forward_mode()
+
+
+def _in_forward_mode() -> bool:
+    return bool(getattr(forward_ad, "_current_level", -1) >= 0)
 
 
 #: config: a `RopeConfig` as JSON, with positions, in place of cos, sin and what says how they are used.
@@ -204,7 +215,7 @@ def _launched(
     config: str = "",
     device: str | None = None,
 ) -> list[Tensor]:
-    if getattr(forward_ad, "_current_level", -1) >= 0:
+    if _in_forward_mode():
         # torch gives a tangent of 0 where it finds no rule.
         raise ConfigError("xs: clrope::rotate has no rule for forward-mode differentiation")
     for name, tensor in (*_named(xs), ("cos", cos), ("sin", sin), ("positions", positions)):

@@ -297,7 +297,11 @@ def _replacement(
 
 
 def _are_few(x: Any, cos: Any, min_tokens: int) -> bool:
-    return type(x) is type(cos) is Tensor and cos.dim() > 1 and x.dim() > 2 and _tokens(x, cos) < min_tokens
+    if not type(x) is type(cos) is Tensor:
+        return False
+    # Next to a model's work nothing of torch's bindings is in the caches, so each is asked once.
+    shape, rows = x.shape, cos.shape
+    return len(rows) > 1 and len(shape) > 2 and rows[-2] * (shape[0] if len(shape) == 4 else 1) < min_tokens
 
 
 def _layout(convention: Convention, given: dict[str, Any]) -> str | None:

@@ -52,7 +52,8 @@ class Entry(TuningRecord):
 
 
 _store = Store("tuning", Entry, schema=6, most=MOST_RECORDS)
-_snapshot = Snapshot(_store)
+#: The records as this process knows them; calls are kept for one number of times that it was read again.
+snapshot = Snapshot(_store)
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def known(device: DeviceInfo, dtype: str, pairing: Pairing) -> Known:
 
 @lru_cache(maxsize=256)
 def _look_up(_generation: object, _kernels: str, device: DeviceInfo, dtype: str, pairing: Pairing) -> Known:
-    entries, found = _snapshot.records(), []
+    entries, found = snapshot.records(), []
     for key in tuning_keys(dtype, pairing) if entries else ():
         record = entries.get(record_name(device, key))
         if record is not None and record.key == key:
@@ -125,12 +126,12 @@ def place() -> Path:
 
 def reread() -> None:
     """Read the file again at the next question."""
-    _snapshot.reread()
+    snapshot.reread()
 
 
 def generation() -> tuple[bytes, int]:
     """Return what changes whenever `known` may answer something else than before: where it was read, and when."""
-    return _snapshot.version
+    return snapshot.version
 
 
 def device_facts(device: DeviceInfo) -> dict[str, Any]:

@@ -262,7 +262,7 @@ class FuzzTrial(RopeTrial):
 
     def _operation(self, device: DeviceInfo) -> Rope:
         if self.size is None:
-            return api.operation(self.config, device)
+            return Rope(self.config, device)
         pairing: Pairing = "normal" if self.config.mode == "normal" else "neox"
         variant = default_for(device, TuningKey(self.case.type, pairing, self.case.inplace, self.size))
         return Rope(self.config, device, variant=variant)

@@ -322,7 +322,7 @@ def test_several_processes_at_once(cache: Path) -> None:
 def test_only_the_newest_are_kept(cpu: clrope.DeviceInfo, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = replace(database._store, most=3)
     monkeypatch.setattr(database, "_store", few)
-    monkeypatch.setattr(database, "_snapshot", Snapshot(few))
+    monkeypatch.setattr(database, "snapshot", Snapshot(few))
     for n in range(5):
         database.save(replace(cpu, driver_version=str(n)), [record()])
     found = [database.known(replace(cpu, driver_version=str(n)), "f32", "neox").records != () for n in range(5)]
