@@ -57,7 +57,7 @@ def like_rotation(device: DeviceInfo, problem: Problem, nbytes: int, kernel: Ker
         pairs = replace(pairs, pairs=pairs.head_dim // 64 * 32 or pairs.head_dim // 2, window=0)
     values = select(device, replace(problem, norm=None, slots=None, pairs=pairs), nbytes).parameters
     if problem.norm is not None and device.kind == "cpu" and values.get("access") == "clang":
-        values["width"] = norm_width(device, problem.dtype)
+        values["width"] = norm_width(device, problem.dtype, values["store"])
         if problem.angles.exact and not problem.angles.sections:
             values["angles"] = "fused"
     return Variant(kernel, **{p.name: values[p.name] for p in kernel.parameters if p.name in values})

@@ -81,11 +81,10 @@ def medium_bytes(device: DeviceInfo) -> int:
     return int(next(row["bytes"] for row in rows if matches(row["device"], facts)))
 
 
-def norm_width(device: DeviceInfo, dtype: str) -> int:
+def norm_width(device: DeviceInfo, dtype: str, store: str) -> int:
     """Return the elements of the vectors of a norm on a CPU: wide ones, as it computes more than a rotation."""
-    facts = device_facts(device)
-    rows = (row for row in table()["norm_widths"] if dtype in row.get("dtype", [dtype]))
-    return int(next(row["width"] for row in rows if matches(row["device"], facts)))
+    facts = {**device_facts(device), "dtype": dtype, "store": store}
+    return int(next(row["width"] for row in table()["norm_widths"] if matches(row["when"], facts)))
 
 
 def safe_variant(kind: str, dtype: str) -> Variant:

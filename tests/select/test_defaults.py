@@ -84,20 +84,25 @@ def test_a_decode_step_needs_no_table(cpu: DeviceInfo, cache: Path) -> None:
     assert (apart.angles, apart.store, apart.width) == ("fused", "nontemporal", 4)
 
 
-@pytest.mark.parametrize(
-    ("platform", "float_width", "dtype", "width"),
-    [(INTEL, 8, "f32", 8), (INTEL, 16, "f32", 16), (INTEL, 8, "f16", 16), (POCL, 8, "f32", 16), (INTEL, 16, "f64", 8)],
-)
+NORM_WIDTHS = [
+    (INTEL, 8, "f32", (8, 8)), (INTEL, 16, "f32", (16, 16)), (INTEL, 8, "f16", (16, 16)), (POCL, 8, "f32", (16, 8)),
+    (INTEL, 16, "f64", (8, 8)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("platform", "float_width", "dtype", "width"), NORM_WIDTHS)
 def test_a_norm_has_a_width_of_its_own_and_computes_angles(
-    cpu: DeviceInfo, cache: Path, platform: str, float_width: int, dtype: str, width: int
+    cpu: DeviceInfo, cache: Path, platform: str, float_width: int, dtype: str, width: tuple[int, int]
 ) -> None:
+    """width: in the caches, and from memory."""
     target = machine(cpu, float_width, platform=platform, kind="cpu", driver_version="3.1", name="AMD X")
     at = small(clrope.RopeConfig("neox", 128), 128, exact=True)
     normed = replace(at, dtype=dtype, norm=NormForm("head", "before", "once", 1e-6, 128))
-    variant = select(target, normed, 64 << 20)
-    assert (variant.kernel, variant.width, variant.angles) == ("norm_rows", width, "fused")
-    alone = replace(normed, pairs=PairLayout.none(128))
-    assert select(target, alone, 64 << 20) == variant
+    for nbytes, wanted in zip((1 << 14, 64 << 20), width, strict=True):
+        variant = select(target, normed, nbytes)
+        assert (variant.kernel, variant.width, variant.angles) == ("norm_rows", wanted, "fused")
+        alone = replace(normed, pairs=PairLayout.none(128))
+        assert select(target, alone, nbytes) == variant
 
 
 def test_each_row_says_where_it_comes_from() -> None:
