@@ -298,21 +298,6 @@ def held_bytes(tensor: Any) -> int:
     return int(tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.itemsize)
 
 
-def tensor_place(x: Any) -> tuple[int, Any, Any] | None:
-    """Return a torch tensor's address, shape and strides (None: C order); None where `operand` has to look at it."""
-    # Within a level of forward-mode differentiation it may have a tangent.
-    if x.requires_grad or not x.is_cpu or getattr(sys.modules["torch"].autograd.forward_ad, "_current_level", 0) >= 0:
-        return None
-    try:
-        if x.is_neg():
-            return None
-        address, shape, strides = x.data_ptr(), x.shape, None if x.is_contiguous() else x.stride()
-        held = x.nbytes <= held_bytes(x) if strides is None else within_storage(x, shape, strides)
-        return (address, shape, strides) if address and held else None
-    except RuntimeError:  # sparse, nested, or wrapped by `torch.func`
-        return None
-
-
 def note_writes(tensors: Sequence[Any]) -> None:
     """Tell torch that tensors are written, so that a backward pass that needs their earlier values is refused."""
     sys.modules["torch"].autograd.graph.increment_version(tensors)

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Operand, tensor_place
+from ..arrays import Operand, held_bytes, within_storage
 from ..buffer_place import BUFFER_ALIGNMENT, buffer_place
 from ..errors import ShapeError
 from ..host_memory import SMALLEST_KEPT, check_size, empty
 from ..layout import TensorView
 from .call import Maker
-from .memory import byte_at, opencl_types
+from .memory import opencl_types, pointer
 
 #: Alignment of an address, at most 64, by its last six bits.
 _ALIGNMENTS = tuple(gcd(BUFFER_ALIGNMENT, k) for k in range(BUFFER_ALIGNMENT))
@@ -47,7 +47,7 @@ def _describe(array: Any, types: tuple[Any, Any, Any], on_host: bool, key: list[
         except not_whole:
             address = array.__array_interface__["data"][0]
             key += (shape, array.dtype, array.strides, _ALIGNMENTS[address & 63], array.flags.writeable)
-            memory = svm(byte_at(address))
+            memory = pointer(address)
         memories.append(memory)
         return on_host and 0 not in shape
     if kind is opencl_array:
@@ -57,15 +57,24 @@ def _describe(array: Any, types: tuple[Any, Any, Any], on_host: bool, key: list[
         memories.append(array)
         return not on_host and offset % dtype.itemsize == 0 and 0 not in shape
     torch = sys.modules.get("torch")
-    if torch is None or kind is not torch.Tensor:
+    return torch is not None and kind is torch.Tensor and on_host and _describe_tensor(array, torch, key, memories)
+
+
+def _describe_tensor(x: Any, torch: Any, key: list[Any], memories: list[Any]) -> bool:
+    """As `_describe`, for a torch tensor."""
+    # Within a level of forward-mode differentiation it may have a tangent.
+    if x.requires_grad or not x.is_cpu or getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0:
         return False
-    place = tensor_place(array)
-    if place is None:
+    try:
+        if x.is_neg():
+            return False
+        address, shape, strides = x.data_ptr(), x.shape, None if x.is_contiguous() else x.stride()
+        held = x.nbytes <= held_bytes(x) if strides is None else within_storage(x, shape, strides)
+    except RuntimeError:  # sparse, nested, or wrapped by `torch.func`
         return False
-    address, shape, strides = place
-    key += (shape, array.dtype, strides, _ALIGNMENTS[address & 63])
-    memories.append(svm(byte_at(address)))
-    return on_host and 0 not in shape
+    key += (shape, x.dtype, strides, _ALIGNMENTS[address & 63])
+    memories.append(pointer(address))
+    return held and address != 0 and 0 not in shape
 
 
 def signature(
@@ -139,7 +148,6 @@ def result_maker(x: Operand) -> tuple[Maker, TensorView, int]:
 
 def _torch_maker(new: Callable[[Any], Any]) -> Maker:
     """Return what makes a tensor with its memory by `new`, which torch's modes and default device may change."""
-    svm = opencl_types()[0]
 
     def make(a: Any, _: Any) -> tuple[Any, Any]:
         try:
@@ -152,7 +160,7 @@ def _torch_maker(new: Callable[[Any], Any]) -> Maker:
                 "x: torch makes results without memory on the CPU here, as under FakeTensorMode; give `out`, or call "
                 "outside of it"
             )
-        return made, svm(byte_at(address))
+        return made, pointer(address)
 
     return make
 

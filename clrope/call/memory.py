@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -59,8 +59,9 @@ def opencl_types() -> tuple[Any, Any, Any]:
     return cl.SVM, cla.Array, (ValueError, cl.Error)
 
 
+@lru_cache(maxsize=4096)
 def pointer(address: int) -> Any:
-    """Return a `pyopencl.SVM` at an address of host memory."""
+    """Return a `pyopencl.SVM` at an address of host memory, whatever is there now. Models come again and again."""
     return opencl_types()[0](byte_at(address))
 
 

@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 from ..api import rope as _rope_arrays
 from ..arrays import held_bytes
 from ..call.events import raise_opencl_error
-from ..call.memory import byte_at, opencl_types
+from ..call.memory import pointer
 from ..config import RopeConfig
 from ..errors import ConfigError, DeviceError, ShapeError, shown
 from ..layout import parse_layout
@@ -110,7 +110,7 @@ class Repeated:
     def __init__(self, device: str | None, contiguous: bool, in_place: bool) -> None:
         self._op = Rope(RopeConfig("neox"), device)
         self._new = partial(torch.empty_like, memory_format=torch.contiguous_format) if contiguous else torch.empty_like
-        self._in_place, self._svm = in_place, opencl_types()[0]
+        self._in_place = in_place
 
     def run(self, tensors: Sequence[Any]) -> Any:
         """Return rotated tensors, new ones or in place; None, and nothing done, where `rotate` is needed.
@@ -131,7 +131,7 @@ class Repeated:
             addresses += map(_ADDRESS, ys)
         if reduce(or_, addresses) & _ALIGNED:
             return None
-        made = [*map(self._svm, map(byte_at, addresses))]
+        made = [*map(pointer, addresses)]
         outputs = made if self._in_place else made[len(tensors) :]
         memories = [*chain.from_iterable(zip(made, outputs[: len(xs)])), *made[len(xs) : len(tensors)]]  # noqa: B905
         if self._in_place and call.overlap(memories):
