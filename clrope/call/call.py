@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from math import gcd
 from typing import Any, Literal, NamedTuple
 
@@ -232,19 +231,14 @@ class Call:
                 start += memory.offset
             spans.append((space, start + first, start + last, start, number))
         spans.sort()
-        before = end = -1
-        for space, low, high, _, _ in spans:
-            if low < end and space == before:
-                break
-            before, end = space, high
-        else:
-            return False  # mostly all are apart
-        for (space, _, high, start, k), (other, low, _, other_start, j) in combinations(spans, 2):
-            (_, written, view, *_), (_, other_written, other_view, *_) = self._compared[k], self._compared[j]
-            # Those of slices of one tensor overlap, too, such as those of q and k in qkv.
-            ranges = space == other and low < high and (written or other_written)
-            if ranges and views_overlap(view, other_view, other_start - start):
-                return True
+        for number, (space, _, high, start, k) in enumerate(spans, 1):
+            for other, low, _, other_start, j in spans[number:]:
+                if other != space or low >= high:
+                    break  # mostly all are apart
+                (_, written, view, *_), (_, other_written, other_view, *_) = self._compared[k], self._compared[j]
+                # Ranges of slices of one tensor overlap, too, such as those of q and k in qkv.
+                if (written or other_written) and views_overlap(view, other_view, other_start - start):
+                    return True
         return False
 
     def run(
