@@ -289,8 +289,8 @@ def _torch_memory(x: Any, argument: str) -> npt.NDArray[Any]:
 
 def within_storage(tensor: Any, shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether a tensor's elements are all in its storage, which may have been resized. shape, strides: its own."""
-    last = sum(map(mul, shape, strides)) - sum(strides)
-    return bool(last * tensor.itemsize < held_bytes(tensor)) or 0 in shape
+    length = sum(map(mul, shape, strides)) - sum(strides) + 1
+    return bool(length * tensor.itemsize <= held_bytes(tensor)) or 0 in shape
 
 
 def held_bytes(tensor: Any) -> int:

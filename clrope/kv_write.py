@@ -118,8 +118,8 @@ class _CacheWrite(NamedTuple):
         except (ShapeError, ConfigError, DeviceError):
             return None
         forms = [None if n is None else n.form for n in self.norms]
-        read = database.snapshot.times
-        signed = ("cache", *key, self.op.config, where.form, letters, self.layout, *forms, read, state)
+        rereads = database.snapshot.rereads
+        signed = ("cache", *key, self.op.config, where.form, letters, self.layout, *forms, rereads, state)
         return signed, state, outputs, memories, where, tokens
 
     def _checked(self, waits: Sequence[Any], signed: Any) -> Any:

@@ -62,8 +62,7 @@ class Rope:
             if variant is not None:
                 raise ConfigError("kernel: given together with variant, which is of another kernel")
             variant = Variant(kernel if kernel.configured is None else kernel.configured(config))
-        if variant is not None:
-            check_variant(variant)
+        check_variant(variant)
         self.config = config
         self.variant = variant
         # 'auto': the environment may choose, as for clrope.device().
@@ -124,7 +123,7 @@ class Rope:
                 form, value = COUNTING, positions
             else:
                 form, value = self._positions(x, inputs[0].shape, positions, forward, out, layout)
-            signed = (*key, self.config, self.variant, forward, layout, several, database.snapshot.times, form, state)
+            signed = (*key, self.config, self.variant, forward, layout, several, database.snapshot.rereads, form, state)
             if norms:
                 signed += tuple(None if n is None else n.form for n in norms)
             call = state.runtime.calls.get(signed)

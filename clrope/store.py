@@ -141,21 +141,21 @@ def schema_of(kind: type) -> dict[str, Any]:
 class Snapshot(Generic[T]):
     """The records of a store as read once in this process, for callers that ask at every call.
 
-    times: how often it was read again. version: changes whenever the answer may: another `CLROPE_CACHE_DIR`, or
+    rereads: how often `reread()` was called. version: changes whenever the answer may: another `CLROPE_CACHE_DIR`, or
     `reread()` after a change of the store.
     """
 
     def __init__(self, store: Store[T]) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self.times = 0
+        self.rereads = 0
         self._read: dict[bytes, dict[str, T]] = {}
 
     @property
     def version(self) -> tuple[bytes, int]:
         """Return what to keep next to anything derived from the records."""
         # The variable, not the directory: finding that takes system calls.
-        return variable(b"CLROPE_CACHE_DIR"), self.times
+        return variable(b"CLROPE_CACHE_DIR"), self.rereads
 
     def records(self) -> Mapping[str, T]:
         """Return the records, read at the first call."""
@@ -169,7 +169,7 @@ class Snapshot(Generic[T]):
         """Read the file again at the next call of `records`."""
         with self._lock:
             self._read.clear()
-            self.times += 1
+            self.rereads += 1
 
 
 @contextlib.contextmanager

@@ -177,7 +177,7 @@ def _signed(
     key, given, memories, on_host = found
     state = op.target_of_memories(memories, on_host)
     # 1 and True are equal, and have one place in a dictionary.
-    signed = (*key, options, *map(type, options), several, database.snapshot.times, form, state)
+    signed = (*key, options, *map(type, options), several, database.snapshot.rereads, form, state)
     return signed, inputs, given, memories, state
 
 

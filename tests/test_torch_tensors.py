@@ -83,6 +83,19 @@ def test_strides_of_axes_of_length_one(
             assert same(array(result), emulate_rope(x, 3, config)).all()
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("missing", [1, 4])
+def test_a_storage_that_was_shrunk(device: clrope.DeviceInfo, transposed: bool, missing: int) -> None:
+    other, x = (torch.rand((1, 5, 3, 16)) for _ in range(2))
+    if transposed:
+        other, x = other.transpose(1, 2), x.transpose(1, 2)
+    clrope.rope(other, 3, CONFIG, device=device.index)  # the call is kept; a view by NumPy would forbid the resizing
+    storage = x.untyped_storage()
+    storage.resize_(storage.nbytes() - missing)
+    with pytest.raises(ShapeError, match=r"x: the tensor's storage of .* bytes does not hold it"):
+        clrope.rope(x, 3, CONFIG, device=device.index)
+
+
 def test_plan_and_tuples(device: clrope.DeviceInfo, rng: np.random.Generator) -> None:
     q, k = (tensor(rng.uniform(-1, 1, (4, n, 16)).astype(np.float32)) for n in (3, 1))
     plan = clrope.Rope(CONFIG, device.index).plan((q, k), 7)

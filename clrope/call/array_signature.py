@@ -32,10 +32,7 @@ def alignment_of_operand(operand: Operand) -> int:
 
 
 def _describe(array: Any, types: tuple[Any, Any, Any], on_host: bool, key: list[Any], memories: list[Any]) -> bool:
-    """Append all that a call depends on, and the memory for `Runner.bind`; False if a closer look is needed.
-
-    The shape comes first: torch makes a new one whenever it is asked for.
-    """
+    """Append all that a call depends on, and the memory for `Runner.bind`; False if a closer look is needed."""
     kind = type(array)
     svm, opencl_array, not_whole = types
     if kind is np.ndarray:

@@ -131,9 +131,10 @@ class Repeated:
             addresses += map(_ADDRESS, ys)
         if reduce(or_, addresses) & _ALIGNED:
             return None
-        made = [*map(pointer, addresses)]
-        outputs = made if self._in_place else made[len(tensors) :]
-        memories = [*chain.from_iterable(zip(made, outputs[: len(xs)])), *made[len(xs) : len(tensors)]]  # noqa: B905
+        pointers, count = [*map(pointer, addresses)], len(xs)
+        inputs, tables = pointers[:count], pointers[count : count + 2]
+        outputs = inputs if self._in_place else pointers[count + 2 :]
+        memories = [*chain.from_iterable(zip(inputs, outputs, strict=True)), *tables]
         if self._in_place and call.overlap(memories):
             return None
         try:
@@ -165,7 +166,7 @@ class Repeated:
             addresses = [*map(_ADDRESS, tensors)]
         except RuntimeError:  # of what is not strided, or wrapped by `torch.func`
             return None
-        return ((self, database.snapshot.times, *facts), addresses) if all(addresses) else None
+        return ((self, database.snapshot.rereads, *facts), addresses) if all(addresses) else None
 
 
 _PLAIN = {Tensor}

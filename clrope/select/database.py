@@ -52,7 +52,7 @@ class Entry(TuningRecord):
 
 
 _store = Store("tuning", Entry, schema=6, most=MOST_RECORDS)
-#: The records as this process knows them; calls are kept for one number of times that it was read again.
+#: The records as this process knows them; calls that are kept are valid until they are read again.
 snapshot = Snapshot(_store)
 
 
