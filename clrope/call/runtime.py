@@ -117,9 +117,11 @@ class QueueState:
         self.queue = queue
         self.in_order = _in_order(queue)
         self.results = BufferPool(queue.context, queue.device)
+        pocl, basic = runtime.info.platform == "Portable Computing Language", runtime.info.name.startswith("basic")
         # PoCL's `basic` device runs commands at once, whatever they are to wait for.
-        name, platform = runtime.info.name, runtime.info.platform
-        self._cannot_wait = platform == "Portable Computing Language" and name.startswith("basic")
+        self._cannot_wait = pocl and basic
+        #: Whether a thread that waits is put to sleep at once.
+        self.sleeps = pocl and not basic
 
     def check_waits(self, events: Sequence[Any]) -> None:
         """Raise `DeviceError` for events to wait for on a device that does not wait."""
