@@ -13,9 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-import numpy.typing as npt
-
 from ..bounded_read import path_argument, read_bounded_text
 from ..config import RopeConfig
 from ..device import DeviceInfo, devices
@@ -23,27 +20,19 @@ from ..device import device as find_device
 from ..errors import BuildError, ConfigError, DeviceError
 from ..kernels.build import includes_files
 from ..kernels.kernel import Kernel, Parameters
-from ..kernels.launch import BoundNumber, BoundRows, ConstantBytes, LaunchSpec, LocalBytes
+from ..kernels.launch import LaunchSpec
 from ..kernels.problem import Pairing, Problem
 from .contract import Contract, ParameterValue, are_texts, expression_of, not_expressible
 from .contract_files import contract_of_file
 from .contracts import BY_NAME
 from .directives import parameter_value, with_directives
 from .expressions import Expression
-from .meanings import MEANINGS, ArrayValue, BoundValue, values_of
-from .signature import SCALARS, KernelArgument, KernelSignature, ProgramFacts, build_facts, facts_of_program
+from .launch_arguments import ELEMENTS, WrongArgumentError, launch_argument
+from .meanings import MEANINGS, values_of
+from .signature import KernelArgument, KernelSignature, ProgramFacts, build_facts, facts_of_program
 from .source_text import line_of, without_comments
 from .suggestions import suggested
 
-_VECTOR = re.compile(r"(char|uchar|short|ushort|int|uint|long|ulong|float|double)(2|3|4|8|16)")
-#: The length of a vector at the end of its type's name; pointers to vectors point to elements.
-_LENGTH = re.compile(r"(?<=[a-z])(2|3|4|8|16)$")
-#: The type of an element in OpenCL C by storage type.
-ELEMENTS = {"f32": "float", "f16": "half", "f64": "double", "bf16": "ushort", "f8e4m3": "uchar", "f8e5m2": "uchar"}
-#: Types of pointers to elements besides those: bits, or anything.
-_BITS = {"f32": ("uint", "int"), "f16": ("ushort", "short"), "f64": ("ulong", "long"), "bf16": ("short",),
-         "f8e4m3": ("char",), "f8e5m2": ("char",)}  # fmt: skip
-_ANYTHING = ("void",)
 #: Storage types that OpenCL C computes with.
 _ARITHMETIC = ("f32", "f16", "f64")
 _PAIRINGS: dict[str, Pairing] = {
@@ -53,7 +42,6 @@ _GGML_KINDS = {"normal": "norm", "neox": "neox", "mrope": "multi", "imrope": "mu
 _LARGEST_FILE = 4 << 20
 #: More would take hours on any device; integers beyond 64 bits end in errors of PyOpenCL's own.
 _MOST_WORK_ITEMS = 1 << 40
-_MOST_LOCAL_BYTES = 1 << 40
 #: Combinations of the tunable parameters' values.
 _MOST_SETTINGS = 100_000
 
@@ -410,7 +398,14 @@ class LabFile:
         signature = self.signature(problem.dtype, config.mode)
         arguments: list[tuple[str, Any]] = []
         for argument in signature.arguments:
-            made = self._argument(argument, signature, values, problem, config)
+            expression = self._expression(argument)
+            try:
+                made = launch_argument(argument, expression, values, problem, config, contract.checks_types)
+            except WrongArgumentError as error:
+                raise ConfigError(
+                    f"kernel: argument {str(argument)!r}: {error}\n{self._found(signature)}\n"
+                    f"  what to do: {error.remedy}"
+                ) from None
             if isinstance(made, str):
                 return unsupported(made)
             arguments.append(made)
@@ -448,88 +443,6 @@ class LabFile:
         if math.prod(sizes) > _MOST_WORK_ITEMS:
             raise ConfigError(f"{where}: got {sizes} for this call, at most {_MOST_WORK_ITEMS} work-items are allowed")
         return sizes
-
-    def _argument(
-        self, argument: KernelArgument, signature: KernelSignature, values: dict[str, Any], problem: Problem,
-        config: RopeConfig,
-    ) -> tuple[str, Any] | str:  # fmt: skip
-        """Return (name, value) for a launch, or what cannot be expressed."""
-        name, kind = argument.name, argument.type
-        expression = self._expression(argument)
-        if argument.space == "local":
-            return name, LocalBytes(expression.whole(values, 1, _MOST_LOCAL_BYTES))
-        value = expression.value(values)
-        if isinstance(value, (BoundValue, ArrayValue)) and argument.pointer != self._is_memory(value):
-            wanted = "a pointer" if self._is_memory(value) else "a number"
-            raise self._wrong(argument, signature, f"its meaning is {wanted}", "another type, or another meaning")
-        if isinstance(value, BoundValue):
-            return self._bound(value, argument, problem, config, signature)
-        if isinstance(value, ArrayValue):
-            if kind not in SCALARS:
-                raise self._wrong(argument, signature, f"its type {kind!r} is not known", f"`-D{kind}=float`")
-            held = _held(value.numbers, kind)
-            if held is None:
-                return f"{name}, of which {kind} does not hold every number"
-            return name, ConstantBytes(held.tobytes(), True)
-        vector = _VECTOR.fullmatch(kind)
-        if vector and isinstance(value, tuple) and len(value) == int(vector[2]):
-            held = _held(value, vector[1])
-            if held is not None:
-                return name, ConstantBytes(held.tobytes(), False)
-        else:
-            if argument.pointer or kind not in SCALARS or isinstance(value, (tuple, str)):
-                raise self._wrong(argument, signature, f"{kind!r} cannot hold {value!r}", "a type such as int or float")
-            held = _held(value, kind)
-            if held is not None:
-                return name, held[()]
-        return f"{name} = {value}, which {kind} does not hold"
-
-    @staticmethod
-    def _is_memory(value: BoundValue | ArrayValue) -> bool:
-        return isinstance(value, ArrayValue) or not value.name.endswith("_offset")
-
-    def _bound(
-        self, value: BoundValue, argument: KernelArgument, problem: Problem, config: RopeConfig,
-        signature: KernelSignature,
-    ) -> tuple[str, Any] | str:  # fmt: skip
-        kind, name = argument.type, value.name
-        if name == "positions":
-            if kind not in SCALARS or np.dtype(SCALARS[kind]).kind not in "iu":
-                raise self._wrong(argument, signature, f"positions are integers, not {kind!r}", "int or long")
-            return name, BoundRows(SCALARS[kind], config.position_axes)
-        if name.endswith("_offset"):
-            if kind not in SCALARS or np.dtype(SCALARS[kind]).kind not in "iu":
-                raise self._wrong(argument, signature, f"an offset is an integer, not {kind!r}", "int, long or ulong")
-            return name, BoundNumber(SCALARS[kind], value.scale)
-        if name in ("cosine", "sine"):
-            real = "double" if problem.dtype == "f64" else "float"
-            if _LENGTH.sub("", kind) not in (real, *_ANYTHING):
-                return f"{problem.dtype}, for which tables are {real} (its {argument.name} is {kind})"
-            return name, None
-        if self.contract.checks_types:
-            allowed = (ELEMENTS[problem.dtype], *_BITS[problem.dtype], *_ANYTHING)
-            if _LENGTH.sub("", kind) not in allowed:
-                return f"{problem.dtype} (its {argument.name} is {kind})"
-        return name, None
-
-    def _wrong(self, argument: KernelArgument, signature: KernelSignature, why: str, remedy: str) -> ConfigError:
-        return ConfigError(
-            f"kernel: argument {str(argument)!r}: {why}\n{self._found(signature)}\n  what to do: {remedy}"
-        )
-
-
-def _held(numbers: Any, kind: str) -> npt.NDArray[Any] | None:
-    """Return numbers in a type of OpenCL C; None if it does not hold one: too large, or not whole for an integer."""
-    dtype, array = np.dtype(SCALARS[kind]), np.asarray(numbers)
-    integral = dtype.kind in "iu"
-    if integral:
-        fits = (array >= np.iinfo(dtype).min) & (array <= np.iinfo(dtype).max)
-    else:
-        fits = np.logical_or(np.abs(array) <= float(np.finfo(dtype).max), np.logical_not(np.abs(array) < math.inf))
-    if not fits.all():
-        return None
-    held = array.astype(dtype)
-    return None if integral and not (held == array).all() else held
 
 
 def load_file(
