@@ -110,84 +110,34 @@ def make_report(found: ReportInput) -> PortabilityReport:
     tried = tried_keys(found)
 
     def section(
-        name: str, short: str, title: str, charts: Sequence[Chart | None], tables: Sequence[PageTable], missing: str
-    ) -> None:
+        title: str, charts: Sequence[Chart | None], tables: Sequence[PageTable], missing: str, short: str = ""
+    ) -> ReportSection:
+        short = short or title
         drawn = tuple(chart for chart in charts if chart is not None)
-        sections.append(ReportSection(name, short, title, drawn, tuple(tables), missing))
+        return ReportSection(short.lower().replace(" ", "-"), short, title, drawn, tuple(tables), missing)
 
-    sections: list[ReportSection] = []
-    section(
-        "bandwidth",
-        "Bandwidth",
-        "Bandwidth against the ceiling",
-        [bandwidth_chart(work)],
-        speed_tables(work),
-        "`clrope bench --json FILE` measures bandwidth, ceilings and peers",
-    )
-    section(
-        "roofline",
-        "Roofline",
-        "Roofline",
-        [roofline_chart(work)],
-        [],
-        "`clrope bench --workload prefill --json FILE` measures workloads from memory",
-    )
-    section(
-        "sizes",
-        "Sizes",
-        "Size sweep",
-        [size_chart(work)],
-        [],
-        "`clrope bench --workload 'size-*' --json FILE` measures it",
-    )
-    section(
-        "latency",
-        "Latency",
-        "Time of calls",
-        [latency_chart(work), *one_shot_charts(every_record(found, platforms))],
-        latency_tables(found, platforms, work),
-        "`clrope bench --workload decode-1 --workload calls --workload sizes --json FILE` measures calls",
-    )
-    section(
-        "portability",
-        "Portability",
-        "Performance portability",
-        [cascade_chart(measured, "architectural"), cascade_chart(measured, "application")],
-        portability_tables(measured),
-        "`clrope bench --json FILE` on each device measures it",
-    )
-    section(
-        "variants",
-        "Variants",
-        "Variants tried, and why each lost",
-        [tuning_chart(tried)],
-        variant_tables(tried),
-        "`clrope tune --json > FILE` tries the variants",
-    )
-    section(
-        "correctness",
-        "Correctness",
-        "Correctness and bits",
-        [],
-        correctness_tables(found, platforms),
-        "no result has a device",
-    )
-    section(
-        "environment",
-        "Environment",
-        "Environment of each run",
-        [],
-        environment_tables(found),
-        "`clrope bench --json FILE` notes the machine",
-    )
-    section(
-        "not-timed",
-        "Not timed",
-        "Not timed",
-        [],
-        not_timed_tables(found, platforms),
-        "every entry was timed, or none was measured",
-    )
+    sections = [
+        section("Bandwidth against the ceiling", [bandwidth_chart(work)], speed_tables(work),
+                "`clrope bench --json FILE` measures bandwidth, ceilings and peers", "Bandwidth"),
+        section("Roofline", [roofline_chart(work)], [],
+                "`clrope bench --workload prefill --json FILE` measures workloads from memory"),
+        section("Size sweep", [size_chart(work)], [],
+                "`clrope bench --workload 'size-*' --json FILE` measures it", "Sizes"),
+        section("Time of calls", [latency_chart(work), *one_shot_charts(every_record(found, platforms))],
+                latency_tables(found, platforms, work),
+                "`clrope bench --workload decode-1 --workload calls --workload sizes --json FILE` measures calls",
+                "Latency"),
+        section("Performance portability",
+                [cascade_chart(measured, "architectural"), cascade_chart(measured, "application")],
+                portability_tables(measured), "`clrope bench --json FILE` on each device measures it", "Portability"),
+        section("Variants tried, and why each lost", [tuning_chart(tried)], variant_tables(tried),
+                "`clrope tune --json > FILE` tries the variants", "Variants"),
+        section("Correctness and bits", [], correctness_tables(found, platforms),
+                "no result has a device", "Correctness"),
+        section("Environment of each run", [], environment_tables(found),
+                "`clrope bench --json FILE` notes the machine", "Environment"),
+        section("Not timed", [], not_timed_tables(found, platforms), "every entry was timed, or none was measured"),
+    ]  # fmt: skip
     if platforms.wrong:
         # What is wrong is read first.
         sections.sort(key=lambda made: made.name != "correctness")
