@@ -6,7 +6,6 @@ All tensors of a set are contiguous in one block. Ceilings copy the block, rotat
 from __future__ import annotations
 
 import math
-import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -288,8 +287,3 @@ def check_sets(
         worst = max(worst, validate(result(number)))
         sets.reset(number)
     return worst
-
-
-def usable_cpus() -> int:
-    """Return the number of processors that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

@@ -21,11 +21,12 @@ from .. import reference
 from ..api import rope
 from ..compare import compare
 from ..device.cache import CACHE_MULTIPLE, LEAST_BYTES, host_cache_bytes
+from ..device.info import usable_cpus
 from ..kernels.build import build
 from ..layout import DTYPES
 from ..operation import Rope
 from ..testing import PEER_LIMITS, poisoned
-from .buffers import Change, DeviceSets, make_inputs, usable_cpus
+from .buffers import Change, DeviceSets, make_inputs
 from .entry import BenchmarkEntry, Kind, Refused, WrongResultError
 from .peers import BenchmarkPeer, Prepared, Task, tables_of
 from .validation import ResultCheck

@@ -12,10 +12,9 @@ from typing import Any
 from .. import __version__
 from ..device import DeviceInfo
 from ..device.cache import host_cache_bytes
-from ..device.info import cpu_fields, cpu_model
+from ..device.info import cpu_fields, cpu_model, usable_cpus
 from ..kernels.source import kernel_folder, kernel_hash
 from ..printable import of_name
-from .buffers import usable_cpus
 
 PACKAGES = ("numpy", "pyopencl", "ml-dtypes", "pocl-binary-distribution", "intel-opencl-rt")
 #: Environment variables that change what drivers and libraries do.

@@ -14,12 +14,13 @@ from zlib import crc32
 
 from ..call.runtime import context_for
 from ..device import DeviceInfo
+from ..device.info import usable_cpus
 from ..device.select import ALIASES
 from ..errors import ConfigError, DeviceError, RopeError, UnsupportedError
 from ..machine_load import OthersLoad
 from . import calls, processes
 from .audit import OutputCheck, clocks_disagree, too_fast
-from .buffers import DeviceSets, HostSets, Inputs, aligned, block_bytes, make_inputs, sides, usable_cpus
+from .buffers import DeviceSets, HostSets, Inputs, aligned, block_bytes, make_inputs, sides
 from .ceilings import Ceilings, host_copy
 from .clpeak import clpeak
 from .entry import BenchmarkEntry, Kind, Refused, WrongResultError, calibrate, failure, rounds

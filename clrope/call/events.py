@@ -11,26 +11,28 @@ from ..errors import DeviceError, ShapeError, reading, shown
 if TYPE_CHECKING:
     import pyopencl
 
-#: How often an event is asked at most whether it has ended (150 us), and runs until that is tried again.
-POLLS, RUNS_PER_TRIAL = 1000, 16
+#: How often an event is asked at most whether it has ended (150 us); runs in vain after which none is asked any more,
+#: but one in so many.
+POLLS, RUNS_IN_VAIN, RUNS_PER_TRIAL = 1000, 2, 16
 
 
 class PollingWait:
-    """Launches and waits: asks for a while whether they have ended, if they did in that time when it last asked.
+    """Launches and waits: asks for a while whether they have ended, unless they did not in that time when last asked.
 
     A thread that sleeps is woken late, by 20 to 100 us on virtual processors. But asking needs a processor, which
     other programs and long launches need, too. One thread uses it at a time.
     """
 
     def __init__(self) -> None:
-        self._runs, self._asks = 0, True
+        self._runs = self._in_vain = 0
 
     def run(self, enqueues: Sequence[Callable[[], Any]]) -> None:
         """Enqueue launches and wait for them; raises what their events raise."""
         events = [enqueue() for enqueue in enqueues]
         self._runs += 1
-        if self._asks or not self._runs % RUNS_PER_TRIAL:
-            self._asks = any(events[-1].command_execution_status <= 0 for _ in range(POLLS))
+        if self._in_vain < RUNS_IN_VAIN or not self._runs % RUNS_PER_TRIAL:
+            ended = any(events[-1].command_execution_status <= 0 for _ in range(POLLS))
+            self._in_vain = 0 if ended else self._in_vain + 1
         for event in events:
             event.wait()  # raises where the launch has failed, as `finish` does not
 

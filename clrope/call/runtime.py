@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from ..device import DeviceInfo, device
 from ..device.discovery import FORKED, check_fork
+from ..device.info import usable_cpus
 from ..environ import variable
 from ..errors import DeviceError
 from ..kernels.build import build, includes_files
@@ -120,8 +121,8 @@ class QueueState:
         pocl, basic = runtime.info.platform == "Portable Computing Language", runtime.info.name.startswith("basic")
         # PoCL's `basic` device runs commands at once, whatever they are to wait for.
         self._cannot_wait = pocl and basic
-        #: Whether a thread that waits is put to sleep at once.
-        self.sleeps = pocl and not basic
+        #: Whether a thread that waits is put to sleep at once, and has another processor to ask from.
+        self.sleeps = pocl and not basic and usable_cpus() > 1
 
     def check_waits(self, events: Sequence[Any]) -> None:
         """Raise `DeviceError` for events to wait for on a device that does not wait."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..device import DeviceInfo
+from ..device.info import usable_cpus
 from ..device.select import ALIASES
 from ..errors import ConfigError, DeviceError
 from .exit_code import WRONG
@@ -163,7 +164,6 @@ def bench(
 
 def _continued(resume: str, given: dict[str, Any]) -> tuple[Unfinished, Options]:
     """Return an interrupted run and its options; `ConfigError` if the user gave other ones."""
-    from ..benchmark.buffers import usable_cpus
     from ..benchmark.resume import read_unfinished
     from ..portability.report_files import read_files
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
@@ -238,6 +239,11 @@ def cpu_model() -> str:
     import platform
 
     return f"{platform.machine()} {platform.processor()}".strip()
+
+
+def usable_cpus() -> int:
+    """Return the number of processors that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 def cpu_key() -> str:
