@@ -20,21 +20,26 @@ class PollingWait:
     """Launches and waits: asks for a while whether they have ended, unless they did not in that time when last asked.
 
     A thread that sleeps is woken late, by 20 to 100 us on virtual processors. But asking needs a processor, which
-    other programs and long launches need, too. One thread uses it at a time.
+    other calls and programs and long launches need, too. One thread uses it at a time.
     """
 
-    def __init__(self) -> None:
-        self._runs = self._in_vain = 0
+    def __init__(self, in_flight: set[PollingWait]) -> None:
+        self._in_flight, self._runs, self._in_vain = in_flight, 0, 0
 
     def run(self, enqueues: Sequence[Callable[[], Any]]) -> None:
         """Enqueue launches and wait for them; raises what their events raise."""
-        events = [enqueue() for enqueue in enqueues]
-        self._runs += 1
-        if self._in_vain < RUNS_IN_VAIN or not self._runs % RUNS_PER_TRIAL:
-            ended = any(events[-1].command_execution_status <= 0 for _ in range(POLLS))
-            self._in_vain = 0 if ended else self._in_vain + 1
-        for event in events:
-            event.wait()  # raises where the launch has failed, as `finish` does not
+        alone = not self._in_flight  # no other thread's call is on the device
+        try:
+            self._in_flight.add(self)
+            events = [enqueue() for enqueue in enqueues]
+            self._runs += 1
+            if alone and (self._in_vain < RUNS_IN_VAIN or not self._runs % RUNS_PER_TRIAL):
+                ended = any(events[-1].command_execution_status <= 0 for _ in range(POLLS))
+                self._in_vain = 0 if ended else self._in_vain + 1
+            for event in events:
+                event.wait()  # raises where the launch has failed, as `finish` does not
+        finally:
+            self._in_flight.discard(self)
 
 
 def check_events(events: Any) -> list[Any]:

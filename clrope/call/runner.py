@@ -73,7 +73,8 @@ class Runner:
         #: Nothing but launches and a wait: no maps, no copies, no tables.
         self.plain = not (self._mapped or call.copied or call.tables)
         self._enqueues = [launch.bound(self._queue) for launch in self._direct]
-        self._wait = PollingWait() if self.plain and self._direct and call.state.sleeps else None
+        asks = self.plain and self._direct and call.state.sleeps
+        self._wait = PollingWait(call.state.in_flight) if asks else None
 
     def _arguments(self) -> list[tuple[Access, Argument]]:
         """Return the memory arguments of all launches but those of copied tensors, with how each is reached."""

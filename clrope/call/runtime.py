@@ -27,7 +27,7 @@ from ..errors import DeviceError
 from ..kernels.build import build, includes_files
 from ..kernels.launch import LaunchSpec
 from ..norm import Norm
-from .events import all_ended, opencl_errors, out_of_memory
+from .events import PollingWait, all_ended, opencl_errors, out_of_memory
 
 if TYPE_CHECKING:
     import pyopencl
@@ -123,6 +123,8 @@ class QueueState:
         self._cannot_wait = pocl and basic
         #: Whether a thread that waits is put to sleep at once, and has another processor to ask from.
         self.sleeps = pocl and not basic and usable_cpus() > 1
+        #: Those of other threads that launch and wait now.
+        self.in_flight: set[PollingWait] = set()
 
     def check_waits(self, events: Sequence[Any]) -> None:
         """Raise `DeviceError` for events to wait for on a device that does not wait."""

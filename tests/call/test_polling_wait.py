@@ -28,7 +28,7 @@ def run(wait: PollingWait, *events: Event) -> None:
 
 
 def test_a_quick_launch_is_asked_until_it_has_ended() -> None:
-    wait = PollingWait()
+    wait = PollingWait(set())
     for questions in (1, 300, POLLS):
         first, last = Event(1), Event(questions)
         run(wait, first, last)
@@ -36,7 +36,7 @@ def test_a_quick_launch_is_asked_until_it_has_ended() -> None:
 
 
 def test_a_long_launch_is_asked_again_only_now_and_then() -> None:
-    wait, asked = PollingWait(), []
+    wait, asked = PollingWait(set()), []
     for _ in range(2 * RUNS_PER_TRIAL):
         event = Event(POLLS + 1)
         run(wait, event)
@@ -54,5 +54,20 @@ def test_a_long_launch_is_asked_again_only_now_and_then() -> None:
 def test_a_failed_launch_raises() -> None:
     event = Event(3, fails=True)
     with pytest.raises(RuntimeError, match="has failed"):
-        PollingWait().run([lambda: event])
+        PollingWait(set()).run([lambda: event])
     assert (event.asked, event.waited) == (3, 1)
+
+
+def test_next_to_another_call_nothing_is_asked() -> None:
+    in_flight: set[PollingWait] = set()
+    wait, other, alone = PollingWait(in_flight), Event(5), Event(5)
+
+    class Launch(Event):
+        def wait(self) -> None:
+            run(PollingWait(in_flight), other)
+            super().wait()
+
+    run(wait, Launch(1))
+    run(wait, alone)
+    assert (other.asked, alone.asked) == (0, 5)
+    assert not in_flight
