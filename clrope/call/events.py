@@ -17,7 +17,7 @@ POLLS, RUNS_IN_VAIN, RUNS_PER_TRIAL = 1000, 2, 16
 
 
 class PollingWait:
-    """Launches and waits: asks for a while whether they have ended, unless they did not in that time when last asked.
+    """Launches and waits. Before it sleeps it asks for a while whether they have ended, unless that was in vain lately.
 
     A thread that sleeps is woken late, by 20 to 100 us on virtual processors. But asking needs a processor, which
     other calls and programs and long launches need, too. One thread uses it at a time.

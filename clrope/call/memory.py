@@ -61,7 +61,7 @@ def opencl_types() -> tuple[Any, Any, Any]:
 
 @lru_cache(maxsize=4096)
 def pointer(address: int) -> Any:
-    """Return a `pyopencl.SVM` at an address of host memory, whatever is there now: those of a model come again."""
+    """Return a `pyopencl.SVM` at an address of host memory, whatever is there now; a model's addresses come again."""
     return opencl_types()[0](byte_at(address))
 
 

@@ -123,7 +123,7 @@ class QueueState:
         self._cannot_wait = pocl and basic
         #: Whether a thread that waits is put to sleep at once, and has another processor to ask from.
         self.sleeps = pocl and not basic and usable_cpus() > 1
-        #: Those of other threads that launch and wait now.
+        #: The calls that launch and wait now.
         self.in_flight: set[PollingWait] = set()
 
     def check_waits(self, events: Sequence[Any]) -> None:
