@@ -34,7 +34,7 @@ def new(rng: np.random.Generator, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
 
 
 class Interrupting:
-    """The event of launches; asking and waiting for it are interrupted the first `times` times, before they begin."""
+    """The event of launches; waiting for it is interrupted the first `times` times, before it begins."""
 
     def __init__(self, queue: Any, times: int) -> None:
         self._queue, self.left = queue, times
@@ -44,11 +44,6 @@ class Interrupting:
             self.left -= 1
             raise KeyboardInterrupt
         self._queue.finish()
-
-    @property
-    def command_execution_status(self) -> int:
-        self.wait()
-        return 0
 
     def of(self, enqueue: Callable[[], Any]) -> Callable[[], Any]:
         return lambda: (enqueue(), self)[1]

@@ -11,36 +11,6 @@ from ..errors import DeviceError, ShapeError, reading, shown
 if TYPE_CHECKING:
     import pyopencl
 
-#: How often an event is asked at most whether it has ended (150 us); runs in vain after which none is asked any more,
-#: but one in so many.
-POLLS, RUNS_IN_VAIN, RUNS_PER_TRIAL = 1000, 2, 16
-
-
-class PollingWait:
-    """Launches and waits. Before it sleeps it asks for a while whether they have ended, unless that was in vain lately.
-
-    A thread that sleeps is woken late, by 20 to 100 us on virtual processors. But asking needs a processor, which
-    other calls and programs and long launches need, too. One thread uses it at a time.
-    """
-
-    def __init__(self, in_flight: set[PollingWait]) -> None:
-        self._in_flight, self._runs, self._in_vain = in_flight, 0, 0
-
-    def run(self, enqueues: Sequence[Callable[[], Any]]) -> None:
-        """Enqueue launches and wait for them; raises what their events raise."""
-        alone = not self._in_flight  # no other thread's call is on the device
-        try:
-            self._in_flight.add(self)
-            events = [enqueue() for enqueue in enqueues]
-            self._runs += 1
-            if alone and (self._in_vain < RUNS_IN_VAIN or not self._runs % RUNS_PER_TRIAL):
-                ended = any(events[-1].command_execution_status <= 0 for _ in range(POLLS))
-                self._in_vain = 0 if ended else self._in_vain + 1
-            for event in events:
-                event.wait()  # raises where the launch has failed, as `finish` does not
-        finally:
-            self._in_flight.discard(self)
-
 
 def check_events(events: Any) -> list[Any]:
     """Return the events of `wait_for` as a list; raises `ShapeError` for anything else."""

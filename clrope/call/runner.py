@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..kernels.launch import Launch, int64_bytes
 from ..norm import Norm
-from .events import PollingWait, all_ended, pending, wait_on_host
+from .events import all_ended, pending, wait_on_host
 from .filled_tables import Filler
 from .memory import KINDS, Access, Argument, Mapped
 from .runtime import runtimes, upload
@@ -73,8 +73,6 @@ class Runner:
         #: Nothing but launches and a wait: no maps, no copies, no tables.
         self.plain = not (self._mapped or call.copied or call.tables)
         self._enqueues = [launch.bound(self._queue) for launch in self._direct]
-        asks = self.plain and self._direct and call.state.sleeps
-        self._wait = PollingWait(call.state.in_flight) if asks else None
 
     def _arguments(self) -> list[tuple[Access, Argument]]:
         """Return the memory arguments of all launches but those of copied tensors, with how each is reached."""
@@ -193,9 +191,6 @@ class Runner:
         for good.
         """
         try:
-            if self._wait is not None:
-                self._wait.run(self._enqueues)
-                return
             if self.plain:
                 if len(self._enqueues) == 1:
                     self._enqueues[0]().wait()  # raises where the launch has failed, as `finish` does not

@@ -21,13 +21,12 @@ import numpy.typing as npt
 
 from ..device import DeviceInfo, device
 from ..device.discovery import FORKED, check_fork
-from ..device.info import usable_cpus
 from ..environ import variable
 from ..errors import DeviceError
 from ..kernels.build import build, includes_files
 from ..kernels.launch import LaunchSpec
 from ..norm import Norm
-from .events import PollingWait, all_ended, opencl_errors, out_of_memory
+from .events import all_ended, opencl_errors, out_of_memory
 
 if TYPE_CHECKING:
     import pyopencl
@@ -118,13 +117,9 @@ class QueueState:
         self.queue = queue
         self.in_order = _in_order(queue)
         self.results = BufferPool(queue.context, queue.device)
-        pocl, basic = runtime.info.platform == "Portable Computing Language", runtime.info.name.startswith("basic")
         # PoCL's `basic` device runs commands at once, whatever they are to wait for.
-        self._cannot_wait = pocl and basic
-        #: Whether a thread that waits is put to sleep at once, and has another processor to ask from.
-        self.sleeps = pocl and not basic and usable_cpus() > 1
-        #: The calls that launch and wait now.
-        self.in_flight: set[PollingWait] = set()
+        name, platform = runtime.info.name, runtime.info.platform
+        self._cannot_wait = platform == "Portable Computing Language" and name.startswith("basic")
 
     def check_waits(self, events: Sequence[Any]) -> None:
         """Raise `DeviceError` for events to wait for on a device that does not wait."""
