@@ -25,8 +25,6 @@ from .sources import COUNTING, CallerTables, ConfigAngles, Positions
 
 Transfer = Literal["auto", "map", "copy"]
 TRANSFERS = ("auto", "map", "copy")
-#: Bytes of tensors up to which Intel's runtime is quicker if the calling thread runs the kernel.
-LOCAL_BYTES = 256 << 10
 #: Returns the queue that checked arrays are rotated on.
 Target = Callable[[list[Operand]], QueueState]
 
@@ -109,7 +107,7 @@ class CheckedCall:
         memories = memories_of(self.inputs, self.outputs, self.tables)
         result = call.run(inputs, outputs, memories, self.positions.value, waits, self.norms)
         if signed is not None and in_place == [o is x for x, o in zip(self.inputs, self.outputs, strict=True)]:
-            call.state.runtime.calls.put(signed, call)
+            self.queue_state().runtime.calls.put(signed, call)
         return result
 
     def results(self, state: QueueState | None) -> list[Any]:
@@ -216,9 +214,10 @@ def part_of(
 def state_for(state: QueueState, parts: Sequence[TensorPart], nbytes: int) -> QueueState:
     """Return the queue for so many bytes: small calls on host arrays may have one that is quicker for them."""
     runtime = state.runtime
-    if nbytes <= LOCAL_BYTES and state is runtime.state and all(p.access == "svm" for p in parts):
-        return runtime.local_state
-    return state
+    if state is not runtime.state or any(p.access not in ("svm", "direct") for p in parts):
+        return state
+    local, most = runtime.local_state
+    return local if nbytes <= most and local.runtime.host_access == runtime.host_access else state
 
 
 def access_of(x: Operand, runtime: Runtime, transfer: Transfer, variant: Variant | None) -> Access:

@@ -8,7 +8,9 @@ there before or after a change, whatever interrupts it.
 from __future__ import annotations
 
 import os
+import statistics
 import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..device import DeviceInfo, device
+from ..device import DeviceInfo, device, devices
 from ..device.discovery import FORKED, check_fork
 from ..environ import variable
 from ..errors import DeviceError
@@ -46,6 +48,8 @@ TABLES_KEPT = 32
 #: Other things that are kept: at most so many.
 CALLS_KEPT, PROGRAMS_KEPT, CONSTANTS_KEPT, HOST_BUFFERS_KEPT = 512, 256, 1024, 1024
 QUEUES_KEPT, COPY_QUEUES_KEPT, FOREIGN_RUNTIMES_KEPT, TARGETS_KEPT = 32, 8, 8, 64
+#: Bytes of input up to which the calling thread runs a call on Intel's runtime; that it rotates in a second on PoCL.
+LOCAL_BYTES, ONE_THREAD_BYTES_PER_S = 256 << 10, 10 << 30
 #: Property of a queue whose commands the calling thread runs (cl_intel_exec_by_local_thread).
 _LOCAL_THREAD = 1 << 31
 
@@ -117,15 +121,13 @@ class QueueState:
         self.queue = queue
         self.in_order = _in_order(queue)
         self.results = BufferPool(queue.context, queue.device)
-        # PoCL's `basic` device runs commands at once, whatever they are to wait for.
-        name, platform = runtime.info.name, runtime.info.platform
-        self._cannot_wait = platform == "Portable Computing Language" and name.startswith("basic")
 
     def check_waits(self, events: Sequence[Any]) -> None:
-        """Raise `DeviceError` for events to wait for on a device that does not wait."""
-        if self._cannot_wait and events:
+        """Raise `DeviceError` for events of this context to wait for, on a device that does not wait."""
+        own = self.runtime.info.runs_at_once and sum(event.context == self.queue.context for event in events)
+        if own:
             raise DeviceError(
-                f"device {self.runtime.info.name!r}: it does not wait for events ({len(events)} have not ended); wait "
+                f"device {self.runtime.info.name!r}: it does not wait for events ({own} have not ended); wait "
                 "for them first, or use PoCL's pthread device"
             )
 
@@ -201,18 +203,38 @@ class Runtime:
             raise DeviceError(f"device {self.info.name!r}: no command queue could be made: {error}") from error
 
     @cached_property
-    def local_state(self) -> QueueState:
-        """A queue for calls so small that handing them to other threads takes longer; else the usual one.
+    def local_state(self) -> tuple[QueueState, int]:
+        """A queue for calls so small that handing them to other threads takes longer, and their most bytes of input.
 
-        Intel's runtime runs the commands of such a queue in the thread that enqueues them, without letting go of
-        Python's lock: never give it one that has to wait for an event.
+        Its commands run in the thread that enqueues them, without letting go of Python's lock: never give it one that
+        has to wait for an event. Intel's runtime has such queues. PoCL has the device `basic`, if POCL_DEVICES asks for
+        it besides `pthread`.
         """
         import pyopencl as cl
 
         if "cl_intel_exec_by_local_thread" in self.cl_device.extensions:
             with suppress(cl.Error):
-                return QueueState(self, cl.CommandQueue(self.context, self.cl_device, properties=_LOCAL_THREAD))  # type: ignore[arg-type]
-        return self.state
+                queue = cl.CommandQueue(self.context, self.cl_device, properties=_LOCAL_THREAD)  # type: ignore[arg-type]
+                return QueueState(self, queue), LOCAL_BYTES
+        info = self.info
+        if runtimes.own.get(info) is self and not info.runs_at_once:  # a caller's context is used as it is
+            for basic in devices():
+                if basic.runs_at_once and basic.platform_index == info.platform_index and basic.health.ok:
+                    return runtimes.of_device(basic).state, self._bytes_for_one_thread()
+        return self.state, 0
+
+    def _bytes_for_one_thread(self) -> int:
+        """Return the bytes of input from which a launch on all threads pays, which takes time to reach and wait for."""
+        import pyopencl as cl
+
+        buffer = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, PAGE)
+        seconds = []
+        for _ in range(9):
+            start = time.perf_counter()
+            cl.enqueue_fill_buffer(self.queue, buffer, np.zeros(1, np.uint8), 0, PAGE).wait()
+            seconds.append(time.perf_counter() - start)
+        threads = self.info.compute_units
+        return int(statistics.median(seconds) * ONE_THREAD_BYTES_PER_S * threads / max(1, threads - 1))
 
     @cached_property
     def staging(self) -> BufferPool:

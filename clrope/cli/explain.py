@@ -42,7 +42,7 @@ def explain(
         for dtype in checked_types(types) or ["f32"]:
             x = _zeros(lengths, dtype)
             plan = Rope(config, chosen).plan(x, 0, not backward, out=x if inplace else None, layout=layout)
-            reports.append(_report(plan, config, chosen, x, layout))
+            reports.append(_report(plan, config, x, layout))
     if as_json:
         print_json(reports if len(reports) > 1 else reports[0])
         return
@@ -79,7 +79,7 @@ def _zeros(lengths: list[int], dtype: str) -> npt.NDArray[Any]:
         raise ConfigError(f"--shape: got {lengths}, there is no memory for such a tensor ({error})") from error
 
 
-def _report(plan: Any, config: RopeConfig, device: Any, x: Any, layout: str) -> dict[str, Any]:
+def _report(plan: Any, config: RopeConfig, x: Any, layout: str) -> dict[str, Any]:
     kernels = [
         {
             "kernel": spec.function,
@@ -95,9 +95,9 @@ def _report(plan: Any, config: RopeConfig, device: Any, x: Any, layout: str) -> 
     fused = bool(kernels) and all(variant.angles == "fused" for variant in plan.variants)
     return {
         "schema": "clrope.explain/1",
-        "device": str(device),
-        "driver": device.driver_version,
-        "memory": "the host's, in place" if device.host_unified else "the device's own, by copies",
+        "device": str(plan.device),
+        "driver": plan.device.driver_version,
+        "memory": "the host's, in place" if plan.device.host_unified else "the device's own, by copies",
         "tensor": f"{dtype_name(x.dtype)} {list(x.shape)} in the order {layout[-x.ndim :]}",
         "mode": config.mode,
         "launches": plan.launches,

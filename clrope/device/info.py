@@ -134,6 +134,11 @@ class DeviceInfo:
         return any(word in self.platform.lower() for word in SIMULATORS)
 
     @property
+    def runs_at_once(self) -> bool:
+        """Whether it runs commands in the thread that enqueues them, whatever they are to wait for: PoCL's `basic`."""
+        return self.platform == "Portable Computing Language" and self.name.startswith("basic")
+
+    @property
     def cl_device(self) -> pyopencl.Device:
         """The `pyopencl.Device`; `DeviceError` if there is none in this process."""
         if self._cl is None and self._find is not None:

@@ -40,7 +40,7 @@ def device(selector: Selector = None) -> DeviceInfo:
     'auto': the healthiest fastest: a GPU, then an accelerator, then the CPU device with the best measured copy rate.
     'cpu', 'gpu', 'accelerator': the fastest healthy one of that kind.
     'pocl', 'intel', 'nvidia', 'amd', 'rusticl', 'oclgrind': the platform; any other text is looked for in the names of
-    platforms and devices, without regard to case; the first healthy match is taken.
+    platforms and devices, without regard to case; the first healthy match is taken, PoCL's `basic` last.
     'P:D' or 'P': by index, as listed by `devices()`; 'text:D' or 'text:text' as well.
     A `DeviceInfo` is checked; a `pyopencl` Device, Context (its first device) or CommandQueue is taken as it is.
 
@@ -119,7 +119,7 @@ def _is_index(text: str) -> bool:
 
 def _first_healthy(matches: Sequence[DeviceInfo], known: Sequence[DeviceInfo], said: str) -> DeviceInfo:
     for wanted in ("ok", "unknown"):
-        for d in matches:
+        for d in sorted(matches, key=lambda d: d.runs_at_once):  # PoCL's `basic` is the first of its platform
             if d.health.status == wanted:
                 return d
     if matches:

@@ -155,7 +155,7 @@ class Repeated:
         ys = xs if self._in_place else [*map(self._new, xs)]
         with suppress(ShapeError):
             call = rotate_call(self._op, xs, cos[..., :columns], sin[..., :columns], ys, **options)
-            call.state.runtime.calls.put(found[0], call)
+            self._op.target_of_memories((), True).runtime.calls.put(found[0], call)
 
     def _signed(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], list[int]] | None:
         """Return (key of the call, addresses) of tensors; None if `rotate` has to look at them."""

@@ -374,6 +374,21 @@ def test_few_tokens_go_to_the_models_own_function(device, gen, rotations):
                 assert again.report[0].min_tokens == least
 
 
+def test_the_automatic_value_is_measured_as_models_call(device, monkeypatch):
+    """By position: arguments by name take a slower way."""
+    own, by_name = modeling("llama").apply_rotary_pos_emb, []
+
+    def original(*args, **named):
+        by_name.append([*named])
+        return own(*args, **named)
+
+    monkeypatch.setattr(adapter, "_WEIGHTS", 1)
+    monkeypatch.setattr(adapter, "_patched_here", adapter._Patched())
+    adapter._crossover(original, probe(own), device.index)
+    assert by_name
+    assert not any(by_name)
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_two_patches_of_one_module(gen, rotations, first):
     module, models = modeling("llama"), [model_of("llama"), model_of("llama")]
