@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd
+from operator import add, le
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -125,6 +126,7 @@ class Call:
                 *((2 * len(parts) + k, False, view) for k, view in enumerate(source.sides)),
             )
         ]
+        self._firsts, self._lasts = [c[3] for c in self._compared], [c[4] for c in self._compared]
         #: Bytes that each input and each of the caller's tables reaches to behind element [0, 0, 0, 0].
         self.reach = [view.span[1] * view.itemsize for view in (*(part.x for part in parts), *source.sides)]
         #: Numbers of the sides that are OpenCL arrays which are written.
@@ -216,6 +218,11 @@ class Call:
     def specs(self) -> list[LaunchSpec]:
         """Kernel file, options, sizes and arguments of each launch."""
         return [step.spec for step in self.steps if step.spec is not None]
+
+    def are_apart(self, addresses: Sequence[int]) -> bool:
+        """Whether the bytes of inputs that are rotated in place and of the caller's tables do not mingle."""
+        lows, highs = sorted(map(add, addresses, self._firsts)), sorted(map(add, addresses, self._lasts))
+        return all(map(le, highs, lows[1:]))
 
     def overlap(self, memories: Sequence[Any]) -> bool:
         """Whether a written side shares memory with another one. memories: None for new results."""

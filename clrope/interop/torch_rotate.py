@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache, partial, reduce
-from itertools import chain
 from operator import attrgetter, le, or_
 from typing import Any, cast
 
@@ -132,10 +131,10 @@ class Repeated:
         if reduce(or_, addresses) & _ALIGNED:
             return None
         pointers, count = [*map(pointer, addresses)], len(xs)
-        inputs, tables = pointers[:count], pointers[count : count + 2]
-        outputs = inputs if self._in_place else pointers[count + 2 :]
-        memories = [*chain.from_iterable(zip(inputs, outputs, strict=True)), *tables]
-        if self._in_place and call.overlap(memories):
+        memories = pointers[:count] * 2 + pointers[count : count + 2]
+        memories[: 2 * count : 2] = pointers[:count]
+        memories[1 : 2 * count : 2] = pointers[:count] if self._in_place else pointers[count + 2 :]
+        if self._in_place and not call.are_apart(addresses) and call.overlap(memories):
             return None
         try:
             return call.run(xs, ys, memories, 0)
