@@ -86,7 +86,7 @@ class Rope:
 
     @property
     def device(self) -> DeviceInfo:
-        """The device that host arrays are rotated on (chosen at the first use)."""
+        """The device that host arrays are rotated on (chosen at the first use); small calls: see `Plan.device`."""
         return self._target().runtime.info
 
     def __repr__(self) -> str:

@@ -220,7 +220,7 @@ class Call:
         return [step.spec for step in self.steps if step.spec is not None]
 
     def are_apart(self, addresses: Sequence[int]) -> bool:
-        """Whether the bytes of inputs that are rotated in place and of the caller's tables do not mingle."""
+        """Whether no two ranges of bytes overlap, of inputs that are rotated in place and of the caller's tables."""
         lows, highs = sorted(map(add, addresses, self._firsts)), sorted(map(add, addresses, self._lasts))
         return all(map(le, highs, lows[1:]))
 

@@ -48,7 +48,8 @@ TABLES_KEPT = 32
 #: Other things that are kept: at most so many.
 CALLS_KEPT, PROGRAMS_KEPT, CONSTANTS_KEPT, HOST_BUFFERS_KEPT = 512, 256, 1024, 1024
 QUEUES_KEPT, COPY_QUEUES_KEPT, FOREIGN_RUNTIMES_KEPT, TARGETS_KEPT = 32, 8, 8, 64
-#: Bytes of input up to which the calling thread runs a call on Intel's runtime; that it rotates in a second on PoCL.
+#: Bytes of input up to which the calling thread runs a call on Intel's runtime. Bytes of input that one thread rotates
+#: per second on PoCL, where the limit depends on how long other threads take to wake.
 LOCAL_BYTES, ONE_THREAD_BYTES_PER_S = 256 << 10, 10 << 30
 #: Property of a queue whose commands the calling thread runs (cl_intel_exec_by_local_thread).
 _LOCAL_THREAD = 1 << 31
@@ -208,7 +209,7 @@ class Runtime:
 
         Its commands run in the thread that enqueues them, without letting go of Python's lock: never give it one that
         has to wait for an event. Intel's runtime has such queues. PoCL has the device `basic`, if POCL_DEVICES asks for
-        it besides `pthread`.
+        it next to `pthread`.
         """
         import pyopencl as cl
 
@@ -224,7 +225,7 @@ class Runtime:
         return self.state, 0
 
     def _bytes_for_one_thread(self) -> int:
-        """Return the bytes of input from which a launch on all threads pays, which takes time to reach and wait for."""
+        """Return the bytes of input that one thread rotates as fast as all of them, which have to wake first."""
         import pyopencl as cl
 
         buffer = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, PAGE)

@@ -1,4 +1,4 @@
-"""PoCL's `basic` device runs commands in the calling thread: by itself, and for small calls besides `pthread`."""
+"""PoCL's `basic` device runs commands in the calling thread: alone, and for small calls next to `pthread`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import clrope
 
-SCRIPT = """
+ALONE = """
 import os
 os.environ["POCL_DEVICES"] = "basic"
 import numpy as np, pyopencl as cl, pyopencl.array as cla, clrope
@@ -36,7 +36,7 @@ for got in (op(array, 3, wait_for=[event]).get(), op(x, 3, wait_for=[event]), pl
 
 
 #: Small calls on host arrays are for `basic`, large ones and OpenCL arrays are for `pthread`, as is a caller's queue.
-BESIDE = """
+NEXT_TO_PTHREAD = """
 import os, threading
 os.environ["POCL_DEVICES"] = "basic pthread"
 import numpy as np, pyopencl as cl, pyopencl.array as cla, clrope
@@ -74,8 +74,7 @@ check(small, lambda op: op(small, 3, wait_for=[event]))
 """
 
 
-@pytest.mark.one_in(8)
-@pytest.mark.parametrize("script", [SCRIPT, BESIDE], ids=["alone", "beside pthread"])
+@pytest.mark.parametrize("script", [ALONE, NEXT_TO_PTHREAD], ids=["alone", "next to pthread"])
 def test_basic(devices: list[clrope.DeviceInfo], script: str) -> None:
     if not any(device.platform == "Portable Computing Language" for device in devices):
         pytest.skip("needs PoCL")
